@@ -131,7 +131,7 @@ class TrainState(_of_flax.TrainState):
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             raise TypeError(
                 f"`{cls.__name__}.create` takes an optax transformation as `tx`, which has `init` and `update`, not "
-                f"{shown(tx)}. Functions of optax make one:\n"
+                f"{shown(tx)}. Call a function of optax to make one:\n"
                 "    tx = optax.adam(1e-3)"
             )
         trained = params["params"] if _has_overwritten(params) else params
@@ -189,8 +189,8 @@ def _ties_seen_with(tx: Any) -> InitialTies:
 
 # Advice for a loss of ties between two calls of `apply_gradients`.
 _AROUND = (
-    "`jax.jit` around the step takes a tied `TrainState` apart, and so does what reads or moves it as a tree. The "
-    "first of these keeps its ties, the second puts them back:",
+    "`jax.jit` around the step unties a `TrainState`, and so do functions on trees. Keep its ties in the step, or put "
+    "them back:",
     "    step = sharedtree.jit(step)\n    state = sharedtree.retie(state, like=before)",
 )
 
@@ -203,11 +203,11 @@ _WORDING = Wording(
         "In an eager loop, this keeps ties:",
         "    state = state.replace(params=sharedtree.tree.map(f, state.params))",
     ),
-    meant=("To say that it is meant, of the state that should have no ties:", "    state = sharedtree.untie(state)"),
-    untied_state="`create` makes such a state, and `state.tx.init` does not. Begin anew:\n"
+    meant=("If the state is meant to have no ties, untie it before:", "    state = sharedtree.untie(state)"),
+    untied_state="`TrainState.create` makes a tied state, `state.tx.init` does not. Begin with a new state:\n"
     "    fresh = sharedtree.optimizer(state.tx).init(state.params)\n"
     "    state = state.replace(opt_state=fresh)\n"
-    "Or keep of each tied slot the one at its first path, which is right if all of them are equal:\n"
+    "Or, if the slots of tied parameters are equal, tie them:\n"
     "    state = state.replace(opt_state=sharedtree.retie(state.opt_state, like=fresh))",
 )
 
@@ -222,12 +222,12 @@ def _how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
     """
     by, policy = "`sharedtree.grad`", ""
     if in_containers:
-        by += " under this policy, which makes lists and dicts carry identity"
+        by += ", with this policy for parameters in lists and dicts"
         policy = ", policy=sharedtree.Policy(containers=True)"
     return (
-        "A tied weight has one gradient, the sum over its paths. `jax.grad` returns a part of it for each path. Take "
-        f"it with {by}:\n"
+        "A tied weight has one gradient, the sum over its paths. `jax.grad` returns a part of it for each path. The "
+        f"sum comes from {by}:\n"
         f"    grads = sharedtree.grad(loss_fn{policy})(state.params)\n"
-        "`jax.tree.map` and other functions that see trees lose the ties of such a gradient. This keeps them:\n"
+        "Functions on trees, such as `jax.tree.map`, untie such a gradient again. This keeps its ties:\n"
         "    grads = sharedtree.tree.map(f, grads)"
     )

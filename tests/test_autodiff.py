@@ -239,7 +239,7 @@ def test_cotangents_of_a_tied_result_add_up_unless_they_are_one():
     np.testing.assert_array_equal(pullback(Pair(Pair(one, two), Pair(one, two)))[0].first, one + two)
     np.testing.assert_array_equal(pullback(Pair(Pair(one, two), Pair(2 * one, two)))[0].first, 3 * one + two)
     with pytest.raises(
-        st.errors.SharingMismatchError, match=r"`cotangent.first.first` and `cotangent.first.second` add up"
+        st.errors.SharingMismatchError, match=r"`cotangent.first.first` and `cotangent.first.second` are added up"
     ):
         pullback(Pair(Pair(one, jnp.array(1.0)), Pair(one, one)))
 

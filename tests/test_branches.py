@@ -372,7 +372,7 @@ def test_a_branch_that_is_not_the_same_when_traced_again():
         return State(x, x, name="second" if next(count) else "state")
 
     with pytest.raises(
-        st.errors.SharingMismatchError, match=r"`jax\.lax\.cond` returned something else when it was traced"
+        st.errors.SharingMismatchError, match=r"`jax\.lax\.cond` returned another structure when it was traced"
     ):
         st.cond(True, fickle, lambda x: State(x, x + 1), jnp.ones(2))
 

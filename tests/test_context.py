@@ -76,7 +76,7 @@ def test_structures_are_unflattened_in_their_order_and_context():
         one = unflattened(first)
         with pytest.raises(st.errors.ContextMismatchError):
             unflattened(third)
-        with pytest.raises(st.errors.ContextMismatchError, match="has unflattened those of another"):
+        with pytest.raises(st.errors.ContextMismatchError, match="has unflattened another sequence"):
             unflattened(other[1])
         with pytest.raises(ValueError, match="1 traced leaves, but 0"):
             st.tree.unflatten(second[1], [])

@@ -59,7 +59,7 @@ REASONS = [
     ((Pair(W, 1),), (Pair(W, 2),), "`m.second` was 1 and is 2"),
     ((Pair(W, 1),), (Pair(jnp.ones(3), 1),), "`m.first` was float32[2] and is float32[3]"),
     ((Pair(W, V),), (Pair(W, W),), "`m.first` and `m.second` are one object now"),
-    ((Pair(W, [1]),), (Pair(W, [1, 2]),), "`m.second` was a `list` with 1 children and is a `list` with 2 children"),
+    ((Pair(W, [1]),), (Pair(W, [1, 2]),), "`m.second` was a `list` with 1 child and is a `list` with 2 children"),
     ((Pair(W, []),), (Pair(W, {}),), "`m.second` was a `list` with 0 children and is a `dict` with 0 children"),
     ((Layer(W, 1, 1, width=1),), (Layer(W, 1, 1, width=2),), "static data of `m`"),
     ((SHARED, SHARED), (SHARED, Pair(W, V)), "`m` and `n` are two objects now"),

@@ -113,7 +113,9 @@ def test_other_sharing_is_an_error():
     with pytest.raises(ValueError):
         exported.call(tied(), 1.0)
     exported = st.export(st.jit(doubled))(st.untie(tied()))
-    with pytest.raises(st.errors.SharingMismatchError, match="are one `Layer` in these, but two in the first"):
+    with pytest.raises(
+        st.errors.SharingMismatchError, match="are one `Layer` in the new ones, but two in the original ones"
+    ):
         exported.call(tied())
     assert exported.call(st.untie(tied())).first.width == 5
 

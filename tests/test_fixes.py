@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import io
 import os
 import re
 
@@ -105,3 +106,20 @@ def test_code_is_told_from_lists():
         "ties/_list_ties.py",
         "optim/_ties_of_parameters.py",
     }
+
+
+MOST_LINES = 8
+"""The lines of a message. A list of the user's paths or objects counts as one line."""
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_message_is_long(name, tmp_path):
+    scenario = SCENARIOS[name](tmp_path)
+    lines = scenario.message().splitlines()
+    for value in scenario.names.values():
+        if isinstance(value, io.IOBase):
+            value.close()
+    # Lines that JAX adds below errors.
+    lines = lines[: lines.index("--------------------")] if "--------------------" in lines else lines
+    listed = [line for line in lines if line.startswith("    `")]
+    assert len(lines) - max(len(listed) - 1, 0) <= MOST_LINES

@@ -213,7 +213,7 @@ def test_a_part_of_the_results_that_refers_to_the_rest():
 
     m = Pair(jnp.ones(2), 1.0)
     assert st.preserve_identities(last)(lambda m: (m, Pair(m.first * 2, 3.0)))(m).second == 3
-    with pytest.raises(st.errors.SharingMismatchError, match="a part of what the function returned"):
+    with pytest.raises(st.errors.SharingMismatchError, match="a part of the function's result"):
         st.preserve_identities(last)(lambda m: (m, Pair(m, 3.0)))(m)
 
 
@@ -250,7 +250,7 @@ def test_the_parts_of_two_results():
     np.testing.assert_array_equal(apart[0].first, [1.0, 1.0])
     np.testing.assert_array_equal(apart[1].first, [3.0, 3.0])
     for shared in (lambda m: (m, m), lambda m: (m, Pair(m.first, 1.0))):
-        with pytest.raises(st.errors.SharingMismatchError, match="a part of what the function returned"):
+        with pytest.raises(st.errors.SharingMismatchError, match="a part of the function's result"):
             st.preserve_identities(of_two)(shared)(m, n)
 
 
@@ -345,7 +345,7 @@ def test_in_place_under_a_transform_that_is_registered():
     assert pair.first is n
     np.testing.assert_array_equal(container[0], m.first)
     st.register_transform(second)
-    with pytest.raises(st.errors.SharingMismatchError, match="not be written back"):
+    with pytest.raises(st.errors.SharingMismatchError, match="cannot write changes back"):
         st.preserve_identities(second, in_place=True)(lambda m: m.first)([n, m])
 
 

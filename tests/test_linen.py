@@ -416,7 +416,7 @@ def test_a_gradient_without_the_policy_warns_where_tie_was_called_and_is_an_erro
     def step(state, x):
         return state.apply_gradients(grads=st.grad(loss)(state.params, x))
 
-    with pytest.raises(MISMATCH, match="`sharedtree.grad` under this policy"):
+    with pytest.raises(MISMATCH, match="`sharedtree.grad`, with this policy"):
         st.jit(step)(create(TrainState, tied_params(), optax.sgd(0.1)), X)
     params = st.tie(untied_params(), lambda params: (params["embed"], params["head"]))
     with pytest.warns(st.UntiedWarning, match="policy = sharedtree.Policy"), pytest.raises(MISMATCH):

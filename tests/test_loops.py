@@ -206,7 +206,7 @@ def test_what_cannot_be_joined(name):
 
 def test_what_is_carried_and_scanned():
     model, w = tied(), jnp.arange(3.0)
-    with pytest.raises(st.errors.InconsistentSharingError, match=r"`init.a`: carried") as error:
+    with pytest.raises(st.errors.InconsistentSharingError, match=r"`init.a`, `init.b`: carried") as error:
         scan(lambda c, x: (c, x), model, {"m": model})
     assert error.value.paths == ("init.a", "init.b", "xs['m'].a", "xs['m'].b")
     assert set(error.value.treatments) == {"carried", "scanned"}
@@ -224,7 +224,7 @@ def test_what_is_carried_and_scanned():
 
 
 def test_a_condition_that_is_a_model():
-    with pytest.raises(TypeError, match="says whether to go on"):
+    with pytest.raises(TypeError, match="must return a scalar boolean"):
         while_loop(lambda m: m, doubled, tied())
 
 
@@ -334,7 +334,7 @@ def test_the_loops_of_equinox(kind):
         gradient = st.grad(loss)(model, ours_scan, ours_while)
         assert gradient.a is gradient.b
         np.testing.assert_allclose(gradient.a, jax.grad(vanilla)(model.a), rtol=1e-6)
-    with pytest.raises(ValueError, match="nothing could be written back"):
+    with pytest.raises(ValueError, match="could write nothing back"):
         st.preserve_identities(eqxi.scan, in_place=True)(lambda m, x: (m, None), model, xs, kind="lax")
 
 
@@ -394,10 +394,10 @@ def test_a_list_that_was_parted_is_not_written_twice():
         return model, None
 
     before = {"first": Mutable(x=jnp.zeros(())), "model": model}
-    with pytest.raises(st.errors.InconsistentSharingError, match="a `list` that is in several places") as error:
+    with pytest.raises(st.errors.InconsistentSharingError, match="changed one `list` in several ways") as error:
         scan(lambda c, x: ({**c, "model": f(c["model"], x)[0]}, x), before, length=2, policy=PARTING)
     assert error.value.paths == ("init['model'][<flat index 0>]", "init['model'][<flat index 1>]")
-    assert error.value.treatments == ("number 1 inside", "number 2 inside")
+    assert error.value.treatments == ("object 1 inside the function", "object 2 inside the function")
     assert all(f"    `{path}`: " in str(error.value) for path in error.value.paths)
     assert model.a is model.b is shared
     assert float(shared[0]) == 0.0

@@ -234,9 +234,7 @@ def test_a_function_that_nobody_told_is_said_with_what_is_inside_it():
         model.layer.scale[...] -= st.grad(loss, wrt=nnx.Param)(model, x).layer.scale[...]
 
     message = message_of(lambda: st.jit(step)(WithBatchNorm(), X))
-    assert message.startswith(
-        f"What `{step.__qualname__}` ({__file__}:{step.__code__.co_firstlineno}) changes in `model"
-    )
+    assert message.startswith(f"`{step.__qualname__}` ({__file__}:{step.__code__.co_firstlineno}) changes `model")
     assert f"    `{loss.__qualname__}` under `jax.grad` changes `model.layer.mean` and `model.layer.var`\n" in message
     write, meant = fixes_in(message)
     assert write == ("inner = sharedtree.grad(loss, wrt=wrt, in_place=True)\nf = sharedtree.jit(step, in_place=True)")
@@ -798,7 +796,7 @@ ADDITIONS = {
     "an item": (appends, "adds `model.layers[1]`"),
     "a variable": (lambda model: setattr(model, "extra", nnx.Param(jnp.ones(3))), "adds `model.extra`"),
     "a deletion": (deletes, "removes `model.layer`"),
-    "both": (counts_and_adds, "changes in `model.w` and adds `model.extra`"),
+    "both": (counts_and_adds, "changes `model.w` and adds `model.extra`"),
 }
 GROWING = {
     "jit": lambda f, **told: st.jit(lambda model: f(model), **told),
@@ -877,7 +875,7 @@ class WithMeanOfAll(nnx.Module):
 @pytest.mark.parametrize("kind", [WithMeanOfAll, WithDropout, WithCount])
 def test_what_is_one_for_all_elements_is_said_to_be_written_in_place_as_nnx_writes_it(kind):
     message = message_of(lambda: along_none("st")(kind()))
-    assert "`in_place=True` writes what is one for all of them" in message
+    assert "`in_place=True` writes a value that is the same for all of them" in message
     ours, nnxs = kind(), kind()
     assert not caught(lambda: along_none("st", in_place=True)(ours))
     along_none("nnx")(nnxs)

@@ -21,13 +21,16 @@ def difference(call, *args, **kwargs):
     with pytest.raises(st.errors.SharingMismatchError, match="cannot be traced again") as error:
         call(*args, **kwargs)
     first, _, fix = str(error.value).partition("\n")
-    assert fix == "Make another one for these arguments:\n    program = f.lower(*args).compile()"
-    return first.partition("they differ ")[2], error.value.paths
+    assert fix == "Make a new program for these arguments:\n    program = f.lower(*args).compile()"
+    return first.partition("The arguments differ ")[2], error.value.paths
 
 
 @pytest.mark.parametrize("jit", [st.jit, filter_jit])
 def test_ties(jit):
-    for first, second, one, two in ((TIED, UNTIED, "the first", "these"), (UNTIED, TIED, "these", "the first")):
+    for first, second, one, two in (
+        (TIED, UNTIED, "the original ones", "the new ones"),
+        (UNTIED, TIED, "the new ones", "the original ones"),
+    ):
         compiled = jit(lambda model: model.first + model.second).lower(first).compile()
         words = f"in sharing: `model.first` and `model.second` are one array in {one}, but two in {two}."
         assert difference(compiled, second) == (words, ("model.first", "model.second"))
@@ -37,7 +40,9 @@ def test_ties(jit):
 def test_classes_and_tied_modules():
     f = st.jit(lambda nets: nets[0].first)
     found = difference(f.lower((TIED,)).compile(), (st.Dag((TIED, TIED)),))[0]
-    assert found.startswith("at `nets[0]`: in the first it is a `Pair` with 2 children, in these a `Dag`")
+    assert found.startswith(
+        "at `nets[0]`: in the original ones it is a `Pair` with 2 children, in the new ones a `Dag`"
+    )
     compiled = st.jit(lambda net: net.first.first).lower(Pair(TIED, TIED)).compile()
     assert difference(compiled, Pair(TIED, Pair(W + 0, W + 1)))[1] == ("net.first", "net.second")
     compiled = st.jit(lambda dag: dag.tree["x"]).lower(st.Dag({"x": W, "y": W, "z": W + 1})).compile()
@@ -72,7 +77,7 @@ def test_static_values():
 
     for jit in (st.jit, filter_jit):
         compiled = jit(lambda net: net.a * net.n).lower(Scaled(W, 1)).compile()
-        words = "at `net.n`: in the first it is the static value 1, in these the static value 2."
+        words = "at `net.n`: in the original ones it is the static value 1, in the new ones the static value 2."
         assert difference(compiled, Scaled(W, 2)) == (words, ("net.n",))
 
 

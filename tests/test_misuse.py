@@ -41,17 +41,19 @@ WRONG = {
     r"takes an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)": [
         lambda wrong=wrong: st.optimizer(wrong) for wrong in NO_OPTIMIZERS
     ],
-    r"`where` is a function": [lambda where=where: st.tie({"a": X}, where) for where in (None, "a", 3, ("a", "b"))],
-    r"`where` is a function that takes the tree.*sharedtree.tie\(model, lambda": [
+    r"`where` must be a function": [
+        lambda where=where: st.tie({"a": X}, where) for where in (None, "a", 3, ("a", "b"))
+    ],
+    r"`where` must be a function from the tree.*sharedtree.tie\(model, lambda": [
         lambda m=m: st.tie(lambda m: list(m), m) for m in MODELS
     ],
-    r"`where` is a function that takes the tree.*sharedtree.untie\(model, lambda": [
+    r"`where` must be a function from the tree.*sharedtree.untie\(model, lambda": [
         lambda m=m: st.untie(lambda m: m, m) for m in MODELS
     ],
-    r"`where` is a function that takes the tree.*sharedtree.tree.at\(lambda m: m.head.weight, model, new\)": [
+    r"`where` must be a function from the tree.*sharedtree.tree.at\(lambda m: m.head.weight, model, new\)": [
         lambda m=m: st.tree.at(m, lambda m: m, 3) for m in MODELS
     ],
-    r"takes a transform.*preserve_identities\(jax.jit\)\(f\)": [
+    r"was passed as a transform.*preserve_identities\(jax.jit\)\(f\)": [
         lambda: one(MODELS[0]),
         lambda: one(model=MODELS[0]),
         lambda: one(X),

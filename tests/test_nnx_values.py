@@ -146,7 +146,7 @@ def test_a_file_has_the_array_once(tmp_path):
 @has_get_value
 def test_ties_are_made_of_variables():
     twins = Twins()
-    with pytest.raises(st.errors.SharingMismatchError, match="two variables with one array are two") as caught:
+    with pytest.raises(st.errors.SharingMismatchError, match="two variables with one array are still two") as caught:
         st.tie(twins, lambda m: (m.one.out.kernel.get_value(), m.two.out.kernel.get_value()))
     names = {"model": twins, "sharedtree": st}
     exec(re.search("^    (model = .*)$", str(caught.value), re.MULTILINE)[1], names)
@@ -171,7 +171,7 @@ def test_an_array_in_several_donated_arguments_is_given_away_once(order):
 def test_what_is_donated_and_kept_is_an_error():
     """Whoever keeps the array would find it deleted."""
     twins = Twins()
-    with pytest.raises(st.errors.InconsistentSharingError, match="found? it deleted|given away"):
+    with pytest.raises(st.errors.InconsistentSharingError, match="Donation deletes the array"):
         st.jit(lambda one, two: (one, two), donate_argnums=0)(twins.one, twins.two)
     st.jit(lambda one, two: (one, two))(twins.one, twins.two)
 

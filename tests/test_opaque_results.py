@@ -150,7 +150,9 @@ def test_what_a_transform_adds_stays_beside_the_result_in_place(transform, expec
 @pytest.mark.parametrize("transform", [twice, dropped])
 def test_changes_that_do_not_come_back_once_are_an_error_in_place(transform):
     model = Mutable(first=W, second=[U])
-    with pytest.raises(st.errors.SharingMismatchError, match="does not return once") as caught:
+    with pytest.raises(
+        st.errors.SharingMismatchError, match="does not return the function's result exactly once"
+    ) as caught:
         st.preserve_identities(transform, in_place=True)(count)(model)
     assert model.first is W
     (code,) = re.findall(r"^    (f = .*)$", str(caught.value), re.MULTILINE)

@@ -339,7 +339,7 @@ def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
         assert outcome == 1
     else:
         message, paths = outcome
-        assert f"nested {depth} deep" in message
+        assert f"nested {depth} levels deep" in message
         assert paths == ("",)
 
 

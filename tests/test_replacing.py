@@ -294,6 +294,6 @@ def test_a_function_said_for_a_node_or_for_what_is_none_is_a_filter():
 def test_one_place_has_one_replacement():
     """`equinox.tree_at` takes the last one."""
     layer = {"weight": jnp.ones(2)}
-    with pytest.raises(st.errors.InconsistentSharingError, match="has one place, so it has one replacement") as caught:
+    with pytest.raises(st.errors.InconsistentSharingError, match="with two different replacements") as caught:
         st.tree.at(lambda m: (m["weight"], m["weight"]), layer, (jnp.zeros(2), jnp.ones(2)))
     assert caught.value.paths == ("['weight']",)

@@ -370,7 +370,8 @@ def error_of(model, state):
 
 
 FITTING = (
-    "To load what fits, and be told the rest:\n    model, report = sharedtree.load_state(model, state, strict=False)"
+    "Or load the parts that fit, with a report of the others:\n"
+    "    model, report = sharedtree.load_state(model, state, strict=False)"
 )
 
 
@@ -431,7 +432,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
         "    `['e']`: the model has 1 entry, the state 2\n"
         "    `['a']` and `['b']` are one object in the model only\n"
         "    `['c']` and `['d']` are one object in the state only\n"
-        "What is one object in the state can be loaded into a model that has it as one, too:\n"
+        "Give the model the tie of the state:\n"
         "    model = sharedtree.tie(model, lambda m: (m['c'], m['d']))\n" + FITTING
     )
     assert error.paths == ("['f']", "['g']", "['e']", "['a']", "['b']", "['c']", "['d']")

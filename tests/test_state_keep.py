@@ -101,9 +101,9 @@ def test_what_is_one_in_the_state_is_kept_at_all_of_its_paths_or_at_none():
 
 
 def test_keep_that_is_no_filter():
-    with pytest.raises(TypeError, match="`keep` is a filter"):
+    with pytest.raises(TypeError, match="`keep` must be a filter"):
         st.state(named(), keep=3)
-    with pytest.raises(TypeError, match="neither with one argument nor with two"):
+    with pytest.raises(TypeError, match="takes neither one argument, a leaf, nor two"):
         st.state(named(), keep=lambda: True)
     with pytest.raises(st.errors.SharingMismatchError, match="`keep` does not fit"):
         st.state(named(), keep={"first": True, "other": True})
@@ -113,5 +113,5 @@ def test_keep_of_more_paths_than_can_be_walked():
     tree = tower(60, Mutable(a=W, b=V), lambda one, two: Mutable(one=one, two=two))
     for keep in (jax.Array, [lambda leaf: leaf is W, lambda leaf: False], (Mutable, "tag")):
         st.state(tree, keep=keep)
-    with pytest.raises(ValueError, match="`keep` looks at paths, and more than"):
+    with pytest.raises(ValueError, match="`keep` is a function of paths, and more than"):
         st.state(tree, keep=lambda path, value: True)

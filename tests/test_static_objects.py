@@ -498,11 +498,11 @@ class Plain:
 
 
 DIFFERENT_EACH_TIME = {
-    "function": (lambda i: lambda x: x, "Two functions are equal only if they are one"),
+    "function": (lambda i: lambda x: x, "Two functions are equal only if they are the same"),
     "object": (lambda i: Plain(i // 100), "`Plain` when two are equal"),
     "text": (lambda i: f"step {i}", "pass it as an array"),
     "partial": (lambda i: functools.partial(jnp.add, i), "pass it as an array"),
-    "in a config": (lambda i: KINDS["frozen config"]().__class__(act=lambda x: x), "was another one"),
+    "in a config": (lambda i: KINDS["frozen config"]().__class__(act=lambda x: x), "was different"),
 }
 
 

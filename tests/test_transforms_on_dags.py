@@ -323,16 +323,14 @@ WRAPPED = {
 @pytest.mark.parametrize("transform", REFUSED, ids=REFUSED.values())
 def test_it_is_refused_when_it_is_wrapped(transform, wrap):
     name = re.escape(REFUSED[transform])
-    with pytest.raises(
-        TypeError, match=rf"^`{name}` needs no adapter(.|\n)*“Transforms that need no adapter”(.|\n)*:\n"
-    ):
+    with pytest.raises(TypeError, match=rf"does not wrap `{name}`(.|\n)*“Transforms that need no adapter”(.|\n)*:\n"):
         wrap(transform)
 
 
 @pytest.mark.parametrize("transform", [eqx.filter_custom_vjp, eqx.filter_custom_jvp, eqx.filter_pmap])
 def test_what_equinox_has_of_its_own_is_refused_then_too(transform):
     for wrap in WRAPPED.values():
-        with pytest.raises(TypeError, match="has rules of its own"):
+        with pytest.raises(TypeError, match="whose own rules"):
             wrap(transform)
 
 
@@ -376,7 +374,7 @@ def test_rules_in_place_are_refused_before_anything_is_called(name):
     for call in (f, st.jit(lambda model: f(model))):
         with pytest.raises(ValueError, match=r"writes nothing back(.|\n)*in_place=False") as raised:
             call(model)
-        assert "Return what changes" in str(raised.value)
+        assert "Return the changed objects" in str(raised.value)
     with st.Context(st.Policy(in_place=True)), pytest.raises(ValueError, match="writes nothing back"):
         plain(model)
 
@@ -419,7 +417,7 @@ def test_state_that_rules_lose_is_said():
     with pytest.warns(st.errors.LostChangeWarning, match=r"count") as warned:
         st.jit(lambda model, x: f(model, x), in_place=True)(Counting(), 3.0)
     (message,) = [str(each.message) for each in warned]
-    assert message.endswith("Say that it is meant to be lost:\n    inner = sharedtree.custom_vjp(f, in_place=False)")
+    assert message.endswith("If it may be lost, declare that:\n    inner = sharedtree.custom_vjp(f, in_place=False)")
 
 
 @pytest.mark.parametrize("option", ["with_logs", "remat", "with_accums"])

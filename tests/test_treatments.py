@@ -104,7 +104,7 @@ def test_prefix_that_does_not_fit(model):
     with pytest.raises(st.errors.SharingMismatchError, match=r"`out_axes` does not fit the tree at `\.second`"):
         st.vmap(lambda m: m, out_axes=Pair(0, Pair(0, 0)))(Pair(jnp.ones(2), [jnp.ones(2)]))
     f = st.vmap(lambda tree, x: x, in_axes=({"a": 0}, 0))
-    other_keys = r"(?s)at `tree`: .*1 children .*\('a',\).*2 children .*'a', 'b'"
+    other_keys = r"(?s)at `tree`: .*1 child .*\('a',\).*2 children .*'a', 'b'"
     with pytest.raises(st.errors.SharingMismatchError, match=other_keys):
         f({"a": model, "b": jnp.ones(2)}, jnp.ones(2))
 

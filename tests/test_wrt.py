@@ -202,7 +202,7 @@ def test_a_partial_gradient_is_said_once_and_taken_as_the_warning_says_is_the_wh
             gradients.append(eval(line, names))
         else:
             exec(line, names)
-    assert len(gradients) == 3
+    assert len(gradients) == 2
     for one, two in gradients:
         is_close(one.first, whole)
         assert one.first is two.second
@@ -322,7 +322,7 @@ def test_what_is_no_filter():
         with pytest.raises(TypeError, match="wrt"):
             st.grad(of_pair, wrt=wrong)
     for wrong in (lambda path, value: 1, lambda path, value: value > 0, lambda path, value: None):
-        with pytest.raises(TypeError, match=rf"True or False.*`.*<lambda>` \({re.escape(__file__)}:\d+\) returned"):
+        with pytest.raises(TypeError, match=rf"`.*<lambda>` \({re.escape(__file__)}:\d+\) must return True or False"):
             st.grad(of_pair, wrt=wrong)(pair())
     for transform in (st.jit, st.vmap, st.checkpoint):
         with pytest.raises(TypeError, match="wrt"):

@@ -5,7 +5,7 @@ builtins with another `__import__`. It returns *views*: objects that pass every 
 for names that the real module has dropped. JAX, NumPy and Flax themselves are not changed, so no other code sees a
 difference:
 
-    in treex    jax.tree_map → View("jax").tree_map → a replacement     jax.jit → the real one
+    in treex    jax.tree_map → LibraryView("jax").tree_map → a replacement     jax.jit → the real one
     elsewhere   jax.tree_map → AttributeError, as without sharedtree
 
 A function looks up the global names of its module when it is called. So treex gets views in every call and thread.
@@ -31,7 +31,7 @@ OTHERS: dict[tuple[str, str], Callable[[], Any]] = {("flax.linen.recurrent", "GR
 """Module and name → function that makes the object treex gets. The libraries still have these names, but changed."""
 
 
-class View(types.ModuleType):
+class LibraryView(types.ModuleType):
     """View of a module. If the libraries have dropped the module itself, only its replaced names are there."""
 
     def __getattr__(self, name: str) -> Any:
@@ -66,7 +66,7 @@ def _is_layer(value: Any) -> bool:
     return base is not None and isinstance(value, type) and issubclass(value, base) and value is not base
 
 
-_views = {name: View(name) for name in _VIEWED_MODULES}
+_views = {name: LibraryView(name) for name in _VIEWED_MODULES}
 
 
 def _import(
@@ -100,7 +100,7 @@ def _import(
     return _views.get(name if fromlist else name.partition(".")[0], real)
 
 
-class _TreeoOfFlaxModule(View):
+class _TreeoOfFlaxModule(LibraryView):
     """View of treeo for `tx.FlaxModule`, a class that puts a Linen module into a `Hashable`. Here the module is
     replaced.
 
@@ -117,7 +117,7 @@ class _TreeoOfFlaxModule(View):
             return sys.modules["treeo"].Hashable(frozen_twin(module))
 
 
-class _TypingOfFlaxModule(View):
+class _TypingOfFlaxModule(LibraryView):
     """View of `typing` for `tx.FlaxModule`: its `cast` copies the variables before their parameters are removed.
 
     `tx.FlaxModule` uses `cast` for nothing else. The variables were a copy once, made from a frozen dict. Today they

@@ -23,7 +23,7 @@ from ..core._errors import CycleError
 from ..core._node_types import carries_identity, node_type_of
 from ..ties._list_ties import ties
 
-Objects = tuple[Any, ...]
+AlignedObjects = tuple[Any, ...]
 """An object of the tree and its companions, one of each other tree."""
 
 Key = tuple[int, ...]
@@ -42,7 +42,7 @@ class _Piece(NamedTuple):
     """
 
     treedef: Any
-    entries: list[Objects]
+    entries: list[AlignedObjects]
     keys: list[Key | None]
 
 
@@ -78,7 +78,7 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[An
     return _call(f, outermost, pieces)
 
 
-def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Piece, dict[Key, _Piece]]:
+def _cut_up(roots: AlignedObjects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Piece, dict[Key, _Piece]]:
     """Does the first pass.
 
     Returns:
@@ -105,7 +105,7 @@ def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Pie
     return outermost, pieces
 
 
-def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bool = False) -> _Piece:
+def _cut(objects: AlignedObjects, is_leaf: Callable[[Any], bool] | None, *, outside: bool = False) -> _Piece:
     """Cuts one piece out of the trees.
 
     Args:
@@ -148,7 +148,7 @@ def _begins_a_piece(x: Any, outside: bool) -> bool:
     return node_type is not None and (not node_type.is_plain if outside else node_type.carries_identity)
 
 
-def _key(objects: Objects) -> Key:
+def _key(objects: AlignedObjects) -> Key:
     """Returns the key of an entry of a piece. The piece keeps the objects alive."""
     return tuple([id(obj) for obj in objects])
 
@@ -187,7 +187,7 @@ def _refuse_cycles(tree: Any, outermost: _Piece, pieces: dict[Key, _Piece]) -> N
             frames.append((key, iter(pieces[key].keys)))
 
 
-class _Frame(NamedTuple):
+class _OpenPiece(NamedTuple):
     """A piece that the second pass is in.
 
     Attributes:
@@ -199,7 +199,7 @@ class _Frame(NamedTuple):
 
     piece: _Piece
     key: Key | None
-    remaining: Iterator[tuple[Objects, Key | None]]
+    remaining: Iterator[tuple[AlignedObjects, Key | None]]
     results: list[Any]
 
 
@@ -213,11 +213,11 @@ def _call(f: Callable[..., Any], outermost: _Piece, pieces: dict[Key, _Piece]) -
     """
     # Key → result, of pieces and of arrays below modules.
     results: dict[Key, Any] = {}
-    frames: list[_Frame] = []
+    frames: list[_OpenPiece] = []
 
     def push(piece: _Piece, key: Key | None) -> None:
         """Begins with a piece."""
-        frames.append(_Frame(piece, key, zip(piece.entries, piece.keys, strict=True), []))
+        frames.append(_OpenPiece(piece, key, zip(piece.entries, piece.keys, strict=True), []))
 
     push(outermost, None)
     while True:

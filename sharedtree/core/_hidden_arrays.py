@@ -164,8 +164,8 @@ def _raise_unregistered(obj: Any, path: str) -> NoReturn:
     # A `functools.partial`: JAX's `Partial` is a node and can take its place.
     if isinstance(obj, functools.partial):
         raise UnregisteredTypeError(
-            f"A `functools.partial`{place} holds arrays, but it is no pytree node, so they cannot be seen.\n"
-            "JAX has a partial that is one:\n"
+            f"A `functools.partial`{place} holds arrays, but is no pytree node, so nothing can see them.\n"
+            "Use JAX's partial, which is a pytree node:\n"
             "    jax.tree_util.Partial(partial.func, *partial.args, **partial.keywords)",
             (path,),
         )
@@ -174,16 +174,16 @@ def _raise_unregistered(obj: Any, path: str) -> NoReturn:
     owner = obj.__self__ if is_method else obj
     if is_method and node_type_of(owner) is not None:
         raise UnregisteredTypeError(
-            f"A method of a `{type(owner).__name__}`{place} holds the arrays of the object that it is bound to, but it "
-            "is no pytree node, so they cannot be seen.\n"
-            "Give that object, or a partial that is a node:\n"
+            f"A method of a `{type(owner).__name__}`{place} holds the arrays of its object, but is no pytree node, so "
+            "nothing can see them.\n"
+            "Pass the object itself, or a partial that is a pytree node:\n"
             "    jax.tree_util.Partial(method.__func__, method.__self__)",
             (path,),
         )
     # Any other object, or a method of such an object: its class should be registered.
     name = type(owner).__name__
     raise UnregisteredTypeError(
-        f"`{name}`{place} holds arrays, but it is not a registered pytree node, so they cannot be seen.\n"
+        f"`{name}`{place} holds arrays, but is not a registered pytree node, so nothing can see them.\n"
         f"{how_to_register(name)}",
         (path,),
     )

@@ -20,7 +20,7 @@ from ._by_identity import IdentityDict
 from ._errors import SharingMismatchError
 from ._locks import Lock
 from ._node_types import node_type_of
-from ._sharing import Rooted, op_text
+from ._sharing import Rooted, children_text, op_text
 from ._static_values import Static, distinguishing_text
 from ._structure import LEAF, Node, Path, Update
 
@@ -182,14 +182,14 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
         return part.parts
     fitting_parts = parts_that_fit(part, node, num_children)
     if fitting_parts is None:
-        node_text, part_details = f"{op_text(node)} with {num_children} children", ""
+        node_text, part_details = f"{op_text(node)} with {children_text(num_children)}", ""
         node_type = node_type_of(part)
         # If the classes are the same, the numbers of children differ, or the auxiliary data.
         if node_type is not None and node_type.cls is node.type.cls:
             parts, aux = node_type.take_apart(part)
             part_data, node_data = Static(aux).peek(), node.aux.peek()
             part_details = (
-                f" with {len(parts)} children and the static data {distinguishing_text(part_data, node_data)}"
+                f" with {children_text(len(parts))} and the static data {distinguishing_text(part_data, node_data)}"
             )
             node_text += f" and the static data {distinguishing_text(node_data, part_data)}"
         raise_prefix_mismatch(name, part, node_text, path, part_details)
@@ -240,7 +240,7 @@ def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_
     raise SharingMismatchError(
         f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{part_details} where the tree has "
         f"{expected}.\n"
-        "Give one value for the whole node, or a node of the same class:\n"
+        "Give one value for the whole tree node, or a node of the same class:\n"
         f"    {name} = jax.tree.map(lambda _: value, model)",
         (text,),
     )

@@ -297,8 +297,13 @@ def op_text(op: Any, num_children: int | None = None) -> str:
     if type(op) is not Node:
         return "an object of the caller's"
     # To JAX, None is a node. Nobody expects children of it.
-    count = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
+    count = "" if num_children is None or op.type.cls is type(None) else f" with {children_text(num_children)}"
     return f"a `{op.type.cls.__name__}`{count}"
+
+
+def children_text(count: int) -> str:
+    """Returns a number of children in words: "1 child", "2 children"."""
+    return "1 child" if count == 1 else f"{count} children"
 
 
 # --- ties among computed leaves ---------------------------------------------------------------------------------------

@@ -438,9 +438,9 @@ def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_
         ) from None
     except Incomparable as error:
         raise StaticComparisonError(
-            f"The static value at `{path_text()}` cannot be compared. It is or holds a "
+            f"The static value at `{path_text()}` cannot be compared, since it is or holds a "
             f"`{type(error.value).__qualname__}`: {error.reason}.\n"
-            "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
+            "Static values are compared with `==`, to find out whether a call needs a new trace. Give the class\n"
             "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
             "    def __hash__(self): return hash(self.key)",
             (path_text(),),

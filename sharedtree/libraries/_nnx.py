@@ -160,7 +160,9 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 
     if isinstance(obj, list_class):
         return PlainForm("list", (), user_children, {}, make, tuple([keys[i] for i in indices]))
-    statics = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
+    # Everything else is static, except for the attributes that NNX keeps for itself.
+    not_static = {*names, *[name for name in vars(obj) if name.startswith(OWN)]}
+    statics = {name: value for name, value in vars(obj).items() if name not in not_static}
     return PlainForm("dict", [names[i] for i in indices], user_children, statics, make)
 
 

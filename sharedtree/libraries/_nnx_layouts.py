@@ -206,9 +206,10 @@ def facts_of(cls: Any) -> Facts | None:
     home: Any = table.variable if issubclass(cls, table.variable) else table.state
     slots = VARIABLE_SLOTS if home is table.variable else STATE_SLOTS
     # The slots must be those of NNX's base class, and not attributes of a subclass with the same names.
-    members = [inherited(cls, name) for name in slots]
-    if any(type(member) is not types.MemberDescriptorType or member.__objclass__ is not home for member in members):
-        return None
+    for name in slots:
+        member = inherited(cls, name)
+        if type(member) is not types.MemberDescriptorType or member.__objclass__ is not home:
+            return None
     if home is table.state:
         return Facts("state", None, frozenset()) if cls is home else None
     # For each class of variables, NNX registers one flatten function, and a partial of one unflatten function.

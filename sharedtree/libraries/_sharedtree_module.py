@@ -44,8 +44,8 @@ from ._sharedtree_module_kinds import (
     PARAMETER,
     STATE,
     SUBTREE,
+    AttributeKind,
     HasKinds,
-    Kind,
     Kinds,
     Marked,
     attributes_of,
@@ -110,8 +110,8 @@ def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:
     return [_TRAINED.get(kinds.by_name[name], "if marked") for name in kinds.children]
 
 
-_TRAINED: dict[Kind, Trained] = {STATE: "never", PARAMETER: "always"}
-"""Kind of a child → which leaves below it are trainable."""
+_TRAINED: dict[AttributeKind, Trained] = {STATE: "never", PARAMETER: "always"}
+"""Kind of an attribute → which leaves below it are trainable."""
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
@@ -268,7 +268,7 @@ def assign(module: Any, name: str, value: Any) -> Any:
         if stored_kind == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
             kind = SUBTREE
     if kind != stored_kind and name not in facts_of(cls).ignored:
-        kinds: dict[str, Kind] = {**stored.by_name, name: kind}
+        kinds: dict[str, AttributeKind] = {**stored.by_name, name: kind}
         store_kinds(module, kinds_of(kinds.items()))
     return value
 
@@ -301,14 +301,14 @@ def require_soundness(cls: Any) -> None:
     for name, value in vars(cls).items():
         if type(value) is Marked:
             raise TypeError(
-                f"`{cls.__name__}.{name}` marks an attribute of the class, which all instances would have together. "
-                f"Mark it in `__init__`, or declare a field of a dataclass:\n"
+                f"`{cls.__name__}.{name}` is a marked attribute of the class, which all instances would share. Mark "
+                "it in `__init__`, or declare a field of a dataclass:\n"
                 f"    {name}: jax.Array = sharedtree.{_FUNCTIONS[value.kind]}(default_factory=...)"
             )
 
 
-# Kind → name of the function that marks it.
-_FUNCTIONS: dict[Kind, str] = {PARAMETER: "parameter", STATE: "state_field"}
+# Kind of an attribute → name of the function that marks it.
+_FUNCTIONS: dict[AttributeKind, str] = {PARAMETER: "parameter", STATE: "state_field"}
 
 
 def is_assigned_by_class(cls: type, name: str) -> bool:
@@ -316,6 +316,6 @@ def is_assigned_by_class(cls: type, name: str) -> bool:
     return hasattr(type(inherited(cls, name)), "__set__")
 
 
-def field_declaring(kind: Kind, **options: Any) -> Any:
+def field_declaring(kind: AttributeKind, **options: Any) -> Any:
     """Returns a field of a dataclass, declaring the kind of its attribute. The options are `dataclasses.field`'s."""
     return dataclasses.field(metadata={DECLARED: kind}, **options)

@@ -42,12 +42,12 @@ from ..core._locks import Lock
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, is_traced, node_type_of
 from ..core._printing import shown
 
-Kind = Literal["parameter", "state", "sub-tree", "static"]
+AttributeKind = Literal["parameter", "state", "sub-tree", "static"]
 
-PARAMETER: Kind = "parameter"
-STATE: Kind = "state"
-SUBTREE: Kind = "sub-tree"
-STATIC: Kind = "static"
+PARAMETER: AttributeKind = "parameter"
+STATE: AttributeKind = "state"
+SUBTREE: AttributeKind = "sub-tree"
+STATIC: AttributeKind = "static"
 
 # The two kinds that only a mark can give.
 MARKED = frozenset({PARAMETER, STATE})
@@ -78,9 +78,9 @@ class Kinds:
 
     __slots__ = ("__weakref__", "are_static", "by_name", "children", "items", "names", "statics")
 
-    def __init__(self, items: tuple[tuple[str, Kind], ...]) -> None:
+    def __init__(self, items: tuple[tuple[str, AttributeKind], ...]) -> None:
         self.items = items
-        self.by_name: dict[str, Kind] = dict(items)
+        self.by_name: dict[str, AttributeKind] = dict(items)
         self.children = tuple([name for name, kind in items if kind != STATIC])
         self.statics = tuple([name for name, kind in items if kind == STATIC])
         self.names = tuple([name for name, _ in items])
@@ -102,11 +102,11 @@ class Kinds:
 
 
 # Items → the one `Kinds` with these items. Kinds that no module has any more are dropped.
-_interned: weakref.WeakValueDictionary[tuple[tuple[str, Kind], ...], Kinds] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[tuple[tuple[str, AttributeKind], ...], Kinds] = weakref.WeakValueDictionary()
 _interned_lock = Lock()
 
 
-def kinds_of(items: Iterable[tuple[str, Kind]]) -> Kinds:
+def kinds_of(items: Iterable[tuple[str, AttributeKind]]) -> Kinds:
     """Returns the one `Kinds` with these items."""
     key = tuple(items)
     with _interned_lock:
@@ -201,7 +201,7 @@ def present_kinds(module: Any) -> Kinds:
     cls: Any = type(module)
     stored = stored_kinds(module)
     declared, ignored, _ = facts_of(cls)
-    present: list[tuple[str, Kind]] = []
+    present: list[tuple[str, AttributeKind]] = []
     for name, value in attributes_of(module).items():
         kind = stored.by_name.get(name)
         if kind is None:
@@ -270,7 +270,7 @@ def static_attributes(aux: Any) -> dict[str, Any]:
     return dict(zip(kinds.statics, values, strict=True))
 
 
-def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[int, Any] | None = None) -> Any:
+def copied(module: Any, copy_of: Callable[[AttributeKind | None, Any], Any], memo: dict[int, Any] | None = None) -> Any:
     """Copies a module. The copy has the same class and the same stored kinds.
 
     Args:
@@ -302,7 +302,7 @@ class ClassFacts(NamedTuple):
         undeclared: name of a dataclass field if the class is no dataclass. None if it has no such field.
     """
 
-    declared: dict[str, Kind]
+    declared: dict[str, AttributeKind]
     ignored: frozenset[str]
     undeclared: str | None = None
 
@@ -315,7 +315,7 @@ def facts_of(cls: Any) -> ClassFacts:
     facts = _facts_by_class.get(cls)
     if facts is None:
         # Kinds that fields declare.
-        declared: dict[str, Kind] = {}
+        declared: dict[str, AttributeKind] = {}
         for name, field in dataclass_entries(cls).items():
             if DECLARED in field.metadata:
                 declared[name] = field.metadata[DECLARED]
@@ -345,8 +345,8 @@ def _undeclared(cls: Any) -> str | None:
 def _unassigned_mark_error(cls: Any, name: str) -> UnregisteredTypeError:
     """Returns the error for a marked value put into the `__dict__` without an assignment."""
     return UnregisteredTypeError(
-        f"`{cls.__name__}.{name}` was marked, but not set by assignment, as where the class is a frozen dataclass. "
-        "Leave out `frozen=True`, or declare the field:\n"
+        f"`{cls.__name__}.{name}` was marked, but not set by an assignment, as in a frozen dataclass. Leave out "
+        "`frozen=True`, or declare the field:\n"
         f"    {name}: jax.Array = sharedtree.parameter()",
         (f".{name}",),
     )
@@ -362,12 +362,12 @@ class Marked:
 
     __slots__ = ("kind", "value")
 
-    def __init__(self, kind: Kind, value: Any) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: AttributeKind, value: Any) -> None:
+        self.kind: AttributeKind = kind
         self.value = value
 
 
-def require_markable(value: Any, kind: Kind, head: str) -> None:
+def require_markable(value: Any, kind: AttributeKind, head: str) -> None:
     """Checks that a value can be marked: None, an array, a number, a module, or a container of these.
 
     Raises:
@@ -382,15 +382,16 @@ def require_markable(value: Any, kind: Kind, head: str) -> None:
     # The error about hidden arrays or modules says more than the next one.
     require_no_hidden_children(value, head)
     raise UnregisteredTypeError(
-        f"{head} is {_NAMES[kind]}, and {shown(value)} is nothing that JAX could trace: no array, no number, no module "
-        "and no container of these. What is not traced needs no mark, and an attribute loses its mark when it is "
-        "deleted:\n    del module.attribute\n    module.attribute = value",
+        f"{head} is {_NAMES[kind]}, but {shown(value)} is not something that JAX can trace: an array, a number, a "
+        "module or a container of these. Delete the attribute, so that it loses its mark:\n"
+        "    del module.attribute\n"
+        "    module.attribute = value",
         ("",),
     )
 
 
-# Kind → its words in errors.
-_NAMES: dict[Kind, str] = {PARAMETER: "a parameter", STATE: "state"}
+# Kind of an attribute → its words in errors.
+_NAMES: dict[AttributeKind, str] = {PARAMETER: "a parameter", STATE: "state"}
 
 
 def require_no_hidden_children(value: Any, head: str) -> None:
@@ -403,20 +404,22 @@ def require_no_hidden_children(value: Any, head: str) -> None:
     cls: Any = type(value)
     if isinstance(value, MappingView) or (isinstance(value, Iterator) and cls.__module__ in ("builtins", "itertools")):
         raise UnregisteredTypeError(
-            f"{head} is assigned a `{cls.__name__}`, which is no container of its own, so no pytree can hold what it "
-            "gives. Make it a list:\n    module.attribute = list(value)",
+            f"{head} is assigned a `{cls.__name__}`, which is not itself a container, so it cannot be part of a "
+            "pytree. Make it a list:\n"
+            "    module.attribute = list(value)",
             ("",),
         )
     if isinstance(value, (set, frozenset)) and _hidden_child(value) is not None:
         raise UnregisteredTypeError(
-            f"{head} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it is no pytree and "
-            "nothing in it can be seen. Make it a list:\n    module.attribute = list(value)",
+            f"{head} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it cannot be a "
+            "pytree. Make it a list:\n"
+            "    module.attribute = list(value)",
             ("",),
         )
     if isinstance(value, types.MethodType) and _is_jax_or_module(value.__self__):
         raise UnregisteredTypeError(
-            f"{head} is assigned a method of a `{type(value.__self__).__name__}`, which holds that very object, so a "
-            "transform or a copy would go on with the old one. Make it a property:\n"
+            f"{head} is assigned a bound method of a `{type(value.__self__).__name__}`, which would still use the old "
+            "object after a transform or a copy. Make it a property:\n"
             "    @property\n"
             "    def attribute(self):\n"
             "        return self.method",
@@ -507,7 +510,7 @@ def is_container(value: Any) -> bool:
     return value is not None and node_type is not None and node_type.is_plain
 
 
-def kind_of_value(value: Any, head: str | None = None) -> Kind:
+def kind_of_value(value: Any, head: str | None = None) -> AttributeKind:
     """Returns the kind of a value without a mark: sub-tree or static.
 
     Args:
@@ -533,8 +536,8 @@ def kind_of_value(value: Any, head: str | None = None) -> Kind:
         part = stack.pop()
         if type(part) is Marked:
             raise UnregisteredTypeError(
-                f"{head or 'An attribute'} is a container with {_NAMES[part.kind]} in it. A mark belongs to an "
-                "attribute, for it is the attribute that keeps it. Mark the container:\n"
+                f"{head or 'An attribute'} is a container with {_NAMES[part.kind]} in it, but only a whole attribute "
+                "can be marked. Mark the container:\n"
                 "    module.attribute = sharedtree.parameter(value)",
                 ("",),
             )

@@ -29,7 +29,7 @@ from ..core._node_types import Trained, trained_below
 from ..core._static_values import copy_of, with_names
 from ..core._structure import LEAF, FlatDag, Node, Op, Path
 from ..libraries import _sharedtree_module as assigning, _sharedtree_module_kinds as kinds
-from ..libraries._sharedtree_module_kinds import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
+from ..libraries._sharedtree_module_kinds import PARAMETER, STATE, STATIC, AttributeKind, Marked, require_markable
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import are_one_value, how_to_tie
 from ..ties._policy_and_context import walk_exactly
@@ -100,7 +100,7 @@ def state_field(value: Any = _NO_VALUE, /, **options: Any) -> Any:
     return _marked(STATE, "`sharedtree.state_field`", value, options)
 
 
-def _marked(kind: Kind, function_name: str, value: Any, options: dict[str, Any]) -> Any:
+def _marked(kind: AttributeKind, function_name: str, value: Any, options: dict[str, Any]) -> Any:
     """Returns a marked value, or without a value a field of a dataclass that declares the kind.
 
     Args:
@@ -113,7 +113,7 @@ def _marked(kind: Kind, function_name: str, value: Any, options: dict[str, Any])
         return assigning.field_declaring(kind, **options)
     if options:
         raise TypeError(f"{function_name} takes a value, or the options of a field without a value; not both.")
-    require_markable(value, kind, f"What is given to {function_name}")
+    require_markable(value, kind, f"The value passed to {function_name}")
     return Marked(kind, value)
 
 
@@ -301,7 +301,7 @@ def _doc_of(value: Any, options: dict[str, Any]) -> "wl.AbstractDoc":
 _COPIES = "copies of static values, by sharedtree"
 """The key in the memo of `copy.deepcopy` for the copies of static values."""
 
-# Kind → the name of the function that marks it.
+# Kind of an attribute → the name of the function that marks it.
 _MARKS = {PARAMETER: "parameter", STATE: "state_field"}
 
 
@@ -350,17 +350,17 @@ def _merged(module: T, parameters: Any) -> T:
     dag, parameter_dag = walk_exactly(module), walk_exactly(parameters)
     trainable_leaves = _trainable_leaves(dag)
     # Leaf of the module → record of its new value, and the first path at which it was found.
-    sources: dict[int, _Source] = {}
+    sources: dict[int, _NewValue] = {}
     for record, source, path in _side_by_side(dag, parameter_dag):
         if record not in trainable_leaves or parameter_dag.objects[source] is None:
             continue
-        first_source, first_path = sources.setdefault(record, _Source(source, path))
+        first_source, first_path = sources.setdefault(record, _NewValue(source, path))
         # A tied leaf has several places, and its new values must be one object there.
         if first_source != source and not are_one_value(parameter_dag, first_source, source):
             first_text, text = jtu.keystr(first_path), jtu.keystr(path)
             raise SharingMismatchError(
-                f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\nWhich of "
-                "the two is meant cannot be known.\n"
+                f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\n"
+                "Nothing says which of the two is right.\n"
                 f"{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
                 (first_text, text),
             )
@@ -370,7 +370,7 @@ def _merged(module: T, parameters: Any) -> T:
     return rebuilt(dag.root, _expansion(dag), lambda record: new_leaves.get(record, dag.objects[record]))
 
 
-class _Source(NamedTuple):
+class _NewValue(NamedTuple):
     """New value of a leaf.
 
     Attributes:
@@ -466,9 +466,8 @@ def _of_another_shape(path: Path, op: Node, source_op: Op) -> SharingMismatchErr
     """Returns the error for parameters with another class, or another number of children, at a path."""
     text, source_name = jtu.keystr(path), source_op.type.cls.__name__ if type(source_op) is Node else "leaf"
     return SharingMismatchError(
-        f"The parameters differ in shape from the module at `{text}`: there is a `{op.type.cls.__name__}` here, and a "
-        f"`{source_name}` there, or one with another number of children. Merge what `parameters` gave of the same "
-        "module:\n"
+        f"The parameters do not fit the module at `{text}`: the module has a `{op.type.cls.__name__}`, the parameters "
+        f"have a `{source_name}`, or one with another number of children. Merge parameters of the same module:\n"
         "    module = module.merge(sharedtree.tree.map(update, module.parameters()))",
         (text,),
     )

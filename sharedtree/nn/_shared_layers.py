@@ -71,8 +71,9 @@ def unwrap_shared(tree: Any) -> Any:
     wrappers = _wrappers(dag)
     if not wrappers:
         raise TypeError(
-            f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If what is to be one object is two there, "
-            "tie it:\n    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
+            f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If it has two objects that should be "
+            "one, tie them:\n"
+            "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
     where_tree = WhereTree(dag)
     # Record of a wrapper → its pytree; target → source. The result has the second in the place of the first.
@@ -136,13 +137,12 @@ def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path
         # The first sentence of the error, which says what `get` returned.
         fact, _, _ = str(error).partition(".\n")
         raise SharingMismatchError(
-            f"The `equinox.nn.Shared`{_at(path)} cannot be unwrapped, for its {fact}.\n"
-            "What it computes, such as a transpose, is another array, and a tie is one object. Either keep the "
-            "wrapper, which every transform of `sharedtree` takes as it is; or let both layers hold the array itself, "
-            "and compute where it is used:\n"
+            f"The `equinox.nn.Shared`{_at(path)} cannot be unwrapped, because its {fact}.\n"
+            "A computed array, such as a transpose, is another object, and a tie is one object. Keep the wrapper, "
+            "which every transform of `sharedtree` takes as it is. Or let both layers hold the array itself, and "
+            "compute where it is used:\n"
             "    logits = x @ model.embed.weight.T\n"
-            "or tie the array of the one layer to that of the other through the function, with `through=` of "
-            "`sharedtree.tie`.",
+            "Or tie the two arrays through the function, with `through=` of `sharedtree.tie`.",
             (path,),
         ) from None
 
@@ -189,7 +189,7 @@ def _uneven_error(path: str, num_targets: int, num_sources: int) -> SharingMisma
     """Returns the error for a wrapper with different numbers of targets and sources."""
     return SharingMismatchError(
         f"The `where` of the `equinox.nn.Shared`{_at(path)} returns {num_targets} of its nodes, and its `get` "
-        f"{num_sources}. Each returns as many as the other.",
+        f"{num_sources}. Let both return the same number.",
         (path,),
     )
 
@@ -197,8 +197,8 @@ def _uneven_error(path: str, num_targets: int, num_sources: int) -> SharingMisma
 def _filtered_error(path: str) -> TypeError:
     """Returns the error for a wrapper without its functions."""
     return TypeError(
-        f"The `equinox.nn.Shared`{_at(path)} has lost its functions, as in a gradient, in a state of an optimizer or "
-        "in half of a partition. Join it to the rest of the model first:\n"
+        f"The `equinox.nn.Shared`{_at(path)} has lost its functions, because it comes from a gradient, from the state "
+        "of an optimizer or from one part of a partition. Combine it with the rest of the model first:\n"
         "    tree = equinox.combine(tree, equinox.filter(model, equinox.is_array, inverse=True))"
     )
 
@@ -207,8 +207,8 @@ def _circular_error(paths: Sequence[str]) -> CycleError:
     """Returns the error for a circle of replacements. It names all wrappers, because any may be at fault."""
     names = ", ".join(f"`{path}`" if path else "the whole tree" for path in paths)
     return CycleError(
-        f"An `equinox.nn.Shared` goes round in a circle: what its `get` returns is itself taken away by its `where`, "
-        f"or holds such a node. Those in question: {names}. Name in `get` a node that stays.",
+        "An `equinox.nn.Shared` refers to itself: its `get` returns a node that its `where` removes, or that contains "
+        f"such a node. The wrappers in question are {names}. Let `get` return a node that stays.",
         paths,
     )
 

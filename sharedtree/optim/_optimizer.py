@@ -109,8 +109,8 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     _optax()
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
         raise TypeError(
-            f"`optimizer` takes an optax transformation, which has `init` and `update`, not {shown(tx)}. Functions of "
-            "optax make one:\n"
+            f"`optimizer` takes an optax transformation, which has `init` and `update`, not {shown(tx)}. Call a "
+            "function of optax to make one:\n"
             "    tx = sharedtree.optimizer(optax.adam(1e-3))"
         )
     return optimizer_with(tx, wrt, InitialTies(), OF_OPTIMIZERS)
@@ -210,8 +210,8 @@ def _no_gradient(paths: Sequence[str]) -> SharingMismatchError:
     """Returns the error for parameters that have a slot and no gradient. It names their paths."""
     return SharingMismatchError(
         f"The optimizer trains {listed(paths)}, but the gradient has nothing there.\n"
-        "A gradient of `sharedtree.grad(f, wrt=wrt)` has what the filter selects, and a slot needs a gradient in each "
-        "step. Give the optimizer the same filter, and a state that fits it:\n"
+        "`sharedtree.grad(f, wrt=wrt)` differentiates only the leaves that `wrt` selects, and the optimizer needs a "
+        "gradient of each leaf that it trains. Give it the same filter, and a new state:\n"
         "    tx = sharedtree.optimizer(tx, wrt=wrt)\n"
         "    state = tx.init(model)",
         paths,
@@ -268,19 +268,16 @@ def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
         like: variable of the model in the suggested code.
         in_containers: True if the tied leaf stands in plain containers, so that `grad` needs a policy.
     """
-    where = ", for parameters in lists and dicts with the policy" if in_containers else ""
+    where = ", in lists and dicts with this policy" if in_containers else ""
     policy = ", policy=sharedtree.Policy(containers=True)" if in_containers else ""
     return (
-        "Optax sees trees, in which what is tied is a leaf at each path, also if the gradient is tied. Wrapped, a "
-        "transformation has one slot and one update for it, and a state of its own:\n"
+        "Optax updates each path by itself, even if the gradient is tied. Wrap the transformation, so that a tied leaf "
+        "has one slot and one update:\n"
         "    tx = sharedtree.optimizer(tx)\n"
-        f"    state = tx.init({like})\n"
-        f"    {name}, state = tx.update(gradient, state, {like})\n"
-        "What is made of a gradient without optax keeps its ties by `sharedtree.tree.map`, where `jax.tree.map` loses "
-        "them:\n"
-        f"    {name} = sharedtree.tree.map(lambda g: -0.01 * g, gradient)\n"
-        f"The gradient itself has them from `sharedtree.grad`{where}:\n"
-        f"    gradient = sharedtree.grad(loss{policy})({like})"
+        f"    {name}, state = tx.update(gradient, tx.init({like}), {like})\n"
+        f"Without optax, `sharedtree.tree.map` and `sharedtree.grad` keep the tie{where}:\n"
+        f"    gradient = sharedtree.grad(loss{policy})({like})\n"
+        f"    {name} = sharedtree.tree.map(lambda g: -0.01 * g, gradient)"
     )
 
 
@@ -334,7 +331,10 @@ def _averaged(step_size: Any, path: Path, new: Any, old: Any) -> Any:
     if not is_inexact(new):
         return new
     if node_type_of(old) is not None or not _is_inexact_leaf(old):
-        difference = f"is a floating-point leaf in `new`, and {shown(old)} in `old`. An average needs both"
+        difference = (
+            f"is a floating-point leaf in `new`, and {shown(old)} in `old`. An average needs floating-point leaves in "
+            "both"
+        )
     elif jnp.shape(new) != jnp.shape(old):
         difference = (
             f"has the shape {jnp.shape(new)} in `new`, and {jnp.shape(old)} in `old`. An average needs one shape"
@@ -359,12 +359,12 @@ def _is_inexact_leaf(obj: Any) -> bool:
         return False
 
 
-def _how_to_begin(name: str, like: str, *, in_containers: bool) -> str:  # noqa: ARG001 -- an `Advice`
+def _how_to_begin(name: str, like: str, *, in_containers: bool) -> str:  # noqa: ARG001 -- a `HowToTie`
     """Returns advice for an average without the ties of the model."""
     return (
-        "Functions that see trees, such as `jax.tree.map`, lose ties.\n"
+        "Functions on trees, such as `jax.tree.map`, lose ties.\n"
         f"{_BEGIN}\n"
-        "One whose parts are copies of one value gets the tie back with\n"
+        "If its values at these paths are equal, put the tie back:\n"
         f"    {name} = sharedtree.retie({name}, like={like})"
     )
 

@@ -73,7 +73,7 @@ NOTHING = Nothing()
 jtu.register_pytree_node(Nothing, lambda _: ((), None), lambda *_: NOTHING)
 
 
-class Place(NamedTuple):
+class PlacedObject(NamedTuple):
     """An object in a tree, at the place of a leaf of the model.
 
     Attributes:
@@ -120,9 +120,9 @@ class Parameters(NamedTuple):
         # returns False if the C stack is too small for this depth.
         if not make_room(depth := depth_of(dag.records)):
             raise DepthError(
-                f"The model is nested {depth - 1} deep. Optax has JAX flatten it as a tree, which would overflow the "
-                "stack. Hold its layers in a tuple, or give Optax itself its leaves in one flat node, and those of the "
-                "gradient:\n"
+                f"The model is nested {depth - 1} levels deep, so optax cannot flatten it without overflowing the "
+                "stack. Hold its layers in a tuple, or give optax the model and the gradients as `Dag`s, which are "
+                "flat:\n"
                 "    state = optax.adam(1e-3).init(sharedtree.Dag(model))",
                 ("",),
             )
@@ -190,7 +190,7 @@ class Parameters(NamedTuple):
         Raises:
             SharingMismatchError: if the tree has two objects for one parameter of the model.
         """
-        first_places: dict[int, Place] = {}
+        first_places: dict[int, PlacedObject] = {}
         for place in self._places(tree):
             assert place is not None
             if self.is_parameter[place.record] and not _is_nothing(place.obj):
@@ -248,7 +248,7 @@ class Parameters(NamedTuple):
         """
         return _is_nothing(obj) or node_type_of(obj) is None
 
-    def _places(self, tree: Any) -> Iterator[Place | None]:
+    def _places(self, tree: Any) -> Iterator[PlacedObject | None]:
         """Yields the objects of a tree at the leaves of the model. If the tree does not match, yields None and stops.
 
         An object that a tree has at several paths of one leaf is yielded once, at the first of them.
@@ -264,7 +264,7 @@ class Parameters(NamedTuple):
                 continue
             visited_records.add(record)
             if type(op) is not Node:
-                yield Place(record, obj, path)
+                yield PlacedObject(record, obj, path)
                 continue
             node_type = node_type_of(obj)
             if node_type is None or node_type.cls is not op.type.cls:
@@ -354,10 +354,10 @@ class Models(NamedTuple):
         state = [path for part in self.parts for path in part.state]
         if state:
             raise ValueError(
-                f"Nothing is left to optimise: {listed(state)} {'is' if len(state) == 1 else 'are'} state, as the "
-                "library says whose classes hold it.\n"
-                "State is computed from data, and not trained. Give the optimizer the parameters, or say that it is to "
-                "train state, too:\n"
+                f"Nothing is left to optimise: {listed(state)} {'is' if len(state) == 1 else 'are'} state, according "
+                "to its library.\n"
+                "State is computed from data, not trained. Give the optimizer parameters, or let it train state, "
+                "too:\n"
                 "    tx = sharedtree.optimizer(tx, wrt=...)"
             )
 
@@ -370,8 +370,8 @@ class Models(NamedTuple):
         filters = ", ".join(map(_exactly, unsaid))
         warn_about(
             definition_of_caller(),
-            f"The optimizer trains each {variables}, since a class of variables that is neither a `flax.nnx.Param` nor "
-            "one of NNX's own for state may be either. Leave such variables alone, or say that they are parameters:\n"
+            f"The optimizer trains each {variables}, although this class is neither a `flax.nnx.Param` nor one of "
+            "NNX's classes for state. Leave such variables alone, or declare them as parameters:\n"
             "    tx = sharedtree.optimizer(tx, wrt=nnx.Param)\n"
             f"    tx = sharedtree.optimizer(tx, wrt=(nnx.Param, {filters}))",
             UnsaidVariableWarning,
@@ -468,7 +468,8 @@ def _forbid_state_of_nnx(tree: Any, model: FlatDag, name: str) -> None:
         raise SharingMismatchError(
             f"The transformation's `{name}` is a `{type(tree).__name__}` of Flax NNX, but the optimizer is given a "
             f"`{root.type.cls.__name__}`.\n"
-            "Each parameter is looked up at its path in the model. Put the values into a tree of the model's shape:\n"
+            "Its values are looked up at the paths of the parameters in the model. Put them into a tree of the "
+            "model's shape:\n"
             "    whole = sharedtree.tree.map(lambda _: False, model)\n"
             f"    nnx.update(whole, {name})\n"
             f"    {name} = whole"
@@ -530,7 +531,7 @@ def _two_objects(first_path: str, second_path: str, name: str, advice: str) -> S
     """Returns the error for a tree with two objects for one parameter of the model."""
     return SharingMismatchError(
         f"`{first_path}` and `{second_path}` are one parameter of the model, but two objects in the {name}.\n"
-        f"A tied parameter has one gradient, the sum over its paths, and one slot. {advice}",
+        f"A tied parameter has one gradient, the sum over its paths, and one slot in the optimizer's state. {advice}",
         (first_path, second_path),
     )
 
@@ -542,7 +543,7 @@ def _two_labels(
     return InconsistentSharingError(
         f"`{first_path}` and `{second_path}` are one parameter of the model, but the transformation's `{name}` has "
         f"{shown(first_label)} at the first path and {shown(second_label)} at the second.\n"
-        "A tied parameter is updated once, in one way. Give it one value at all of its paths, or part them first:\n"
+        "A tied parameter is updated once, in one way. Give it one value at all of its paths, or untie it first:\n"
         f"    model = sharedtree.untie(model, lambda m: m{second_path})",
         (first_path, second_path),
         (shown(first_label), shown(second_label)),
@@ -553,8 +554,9 @@ def _selected_once(selected_path: str, omitted_path: str, fix: str) -> Inconsist
     """Returns the error for a filter selecting a tied parameter at only one of two paths."""
     return InconsistentSharingError(
         f"`{selected_path}` and `{omitted_path}` are one parameter of the model, but `wrt` selects it at the first "
-        f"path and not at the second.\nA tied parameter is updated once, for all of its paths. "
-        f"{fix or 'Select it at all of them. '}Or part them first:\n"
+        "path and not at the second.\n"
+        f"A tied parameter is updated once, for all of its paths. {fix or 'Select it at all of them. '}Or untie it "
+        "first:\n"
         f"    model = sharedtree.untie(model, lambda m: m{omitted_path})",
         (selected_path, omitted_path),
         ("selected", "not selected"),
@@ -592,24 +594,25 @@ OF_OPTIMIZERS = Wording(
     "model",
     # around_modules
     (
-        "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:",
+        "`jax.jit` and `equinox.filter_jit` around the whole step untie a model. `sharedtree.jit` does not:",
         "    step = sharedtree.jit(step)",
     ),
     # around_containers
     (
-        "To transforms, arrays in lists and dicts are values, also in a step under `sharedtree.jit`. Under this "
-        "policy, which each transform needs, a tied one is one:",
+        "Transforms treat arrays in lists and dicts as separate values, also `sharedtree.jit`. This policy keeps their "
+        "ties. Give it to each transform:",
         "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))",
     ),
     # eagerly
     ("In an eager loop, this keeps ties:", "    model = sharedtree.apply_updates(model, updates)"),
     # meant
     (
-        "To say that it is meant, and to begin anew without ties:",
+        "If the model is meant to have no ties, untie it and begin with a new state:",
         "    model = sharedtree.untie(model)\n    state = optimizer.init(model)",
     ),
     # untied_state
-    "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n    state = optimizer.init(model)",
+    "To change a state, use `sharedtree.tree.map`, which keeps ties. Or begin with a new state:\n"
+    "    state = optimizer.init(model)",
 )
 """Words for `sharedtree.optimizer`, whose user has a model, a state and an optimizer."""
 
@@ -705,8 +708,8 @@ class InitialTies:
         text = "; ".join(map(listed, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
         number_of_objects = "two objects" if len(names) == 1 and len(names[0]) == 2 else "several objects"
         fact = (
-            f"{text} are {number_of_objects} in the parameters of an update, but were one {when}. "
-            "Each is updated by itself."
+            f"{text} are {number_of_objects} in the parameters of an update, but were one {when}. They are updated "
+            "separately."
         )
 
         # The fixes depend on where the tied leaves stand, and on whether the update is traced.

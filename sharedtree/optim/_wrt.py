@@ -12,7 +12,7 @@ from ..core._errors import definition_of
 from ..core._node_types import argument_and_filter
 from ..core._printing import shown
 from ..tree._asking_filters import code_that_selects, selection
-from ..tree._filters import AnyFilter, Filter, FilterPrefix, Option, Place, how_to_select
+from ..tree._filters import AnyFilter, Filter, FilterPrefix, LeafPlace, Option, how_to_select
 
 OF_GRAD = Option("wrt", "sharedtree.grad(f, wrt=")
 OF_OPTIMIZER = Option("wrt", "sharedtree.optimizer(tx, wrt=")
@@ -36,7 +36,7 @@ def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence
     if isinstance(wrt, FilterPrefix) or not wrt.asks_for_path:
         return ""
 
-    def ask(place: Place) -> bool:
+    def ask(place: LeafPlace) -> bool:
         """Asks the user's filter, and records its answer."""
         answer = wrt.selects(place)
         if answer:
@@ -67,9 +67,9 @@ def require_nothing_left(
         ValueError: names the leaves to choose from.
     """
     # Collect all leaves, by a filter that selects everything.
-    places: list[Place] = []
+    places: list[LeafPlace] = []
 
-    def collect(place: Place) -> bool:
+    def collect(place: LeafPlace) -> bool:
         places.append(place)
         return True
 
@@ -102,6 +102,6 @@ def require_no_prefix_filter(argnums: Any) -> None:
     if argument_filter is not None:
         argument, code = argument_filter
         raise TypeError(
-            f"`argnums` is one position or several, not {shown(argnums)}. A filter is an option of its own:\n"
+            f"`argnums` takes one position or several, not {shown(argnums)}. Pass a filter as `wrt`:\n"
             f"    sharedtree.grad(f, argnums={argument!r}, wrt={code})"
         )

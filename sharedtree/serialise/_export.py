@@ -16,6 +16,7 @@ is made from its children. A *record* in a structure is an operation and the num
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -89,10 +90,9 @@ class Exported:
         # 1. The rules for packing. Outside modules, only Equinox's transforms (such as `filter_jit`) leave static
         # values. So if there are some, the arguments are packed in the way of these transforms.
         structure = _structure_of_arguments(in_tree)
-        outside = [
-            structure.records[number][0] for number in records_outside_modules(structure.records, structure.root)
-        ]
-        is_filtered = any(type(op) is Static for op in outside)
+        records = structure.records
+        outside = records_outside_modules(records, structure.root)
+        is_filtered = any(type(records[number][0]) is Static for number in outside)
         rules = rules_of_call(current_policy(self._policy), filtered=is_filtered)
         # 2. Pack the arguments. The grouping gives no leaf a treatment: the program's own groups say which leaves go
         # where.
@@ -250,8 +250,8 @@ def exporting(
         export_policy = current_policy(jitted.policy or policy)
         if export_policy.in_place:
             raise ValueError(
-                f"A program that `{title_of(transform)}` makes holds none of its caller's objects, so nothing could be "
-                "written back in place. Return what changes:\n"
+                f"A program that `{title_of(transform)}` makes has none of its caller's objects, so `in_place=True` "
+                "could write nothing back. Return the changed objects:\n"
                 "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
             )
         # A program cannot refer to its caller's objects, so it returns unchanged modules like others.
@@ -291,11 +291,16 @@ def _arguments_named_like(structure: Structure, args: Sequence[Any], kwargs: dic
     remaining_args, kwargs = iter(args), dict(kwargs)
     # Each name takes the next positional argument; if there is none left, the keyword argument of this name. When the
     # program was exported, Equinox may have passed by position what the caller now passes by keyword.
-    named_args = [(name, None if name is None else next(remaining_args, kwargs.pop(name, _MISSING))) for name in names]
-    named_args = [(name, arg) for name, arg in named_args if arg is not _MISSING]
+    present_names: list[Any] = []
+    present_args: list[Any] = []
+    for name in names:
+        arg = None if name is None else next(remaining_args, kwargs.pop(name, _MISSING))
+        if arg is not _MISSING:
+            present_names.append(name)
+            present_args.append(arg)
     return Arguments(
-        tuple([name for name, _ in named_args]),
-        [arg for _, arg in named_args],
+        tuple(present_names),
+        present_args,
         {**kwargs, **dict.fromkeys(static)},
         static,
     )
@@ -383,8 +388,9 @@ def structure_of(data: bytes) -> Structure:
         raise _malformed_error()
     tree = tree if names is None else Arguments.of_parts(names, tree)
     leaves, packed = pack(tree, Tags(), Rules(convention=convention))
-    if not all(type(number) is int and 0 <= number < len(leaves) for numbers in leaf_numbers for number in numbers):
-        raise _malformed_error()
+    for number in itertools.chain.from_iterable(leaf_numbers):
+        if type(number) is not int or not 0 <= number < len(leaves):
+            raise _malformed_error()
     records = tuple([(_op_that_was_written(op, len(children)), children) for op, children in packed.records])
     # The arguments 0 and None: the first record has the number 0, and the structure belongs to no `Context`.
     return intern(records, packed.root, 0, None, *leaf_numbers)

@@ -61,7 +61,7 @@ class Audit(NamedTuple):
         lines = columns([("name", "as", "", "at"), *(tuple(map(printable, row)) for row in rows)])
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
-            lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
+            lines += ["If you trust the refused names:", f"    sharedtree.load(path, trusted=[{listed}])"]
         lines += import_advice([request.not_imported for request in self.requests])
         return "\n".join(lines)
 

@@ -307,7 +307,7 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
     if type(text) is not str or not is_unicode(text):
         folder = _folder_of(manager, step)
         label = label if folder is None else printable(str(folder))
-        fact = f"`{label}` has no manifest that can be read: {why}\nIt was not saved by sharedtree, or it is damaged. "
+        fact = f"`{label}` has no readable manifest: {why}\nIt was not saved by sharedtree, or it is damaged. "
         items = _items_in(folder)
         if _MANIFEST in items:
             raise not_restored_error(fact)

@@ -62,8 +62,8 @@ def load_tensors(
     tree_only = [name for name, value in tree_options.items() if value] + ["select"] * isinstance(select, str)
     if tree_only:
         raise ValueError(
-            f"`{tree_only[0]}` says something of a tree, and `{source.label}` has none: another program wrote it. "
-            "Load its tensors by name, of which `select` may be a function:\n"
+            f"`{tree_only[0]}` needs a tree, but `{source.label}` has none: another program wrote it. Load its "
+            "tensors by name (`select` may be a function of the name):\n"
             "    tensors = sharedtree.load(path, foreign=True)"
         )
     assert not isinstance(select, str)
@@ -79,9 +79,9 @@ def load_tensors(
         raise FormatError(
             "\n".join(
                 [
-                    f"`{source.label}` has tensors of dtypes that are packed, or that no array has:",
+                    f"`{source.label}` has tensors of packed dtypes, or of dtypes that no array has:",
                     *lines,
-                    "Nothing was loaded. Load the others, by a function from a name to whether it is one of them:",
+                    "Nothing was loaded. Select the others, by a function from a name to a bool:",
                     "    sharedtree.load(path, foreign=True, select=is_another)",
                 ]
             )
@@ -101,7 +101,8 @@ def load_tensors(
     chosen = [entries[tensor.name] for tensor in wanted]
     reading = {"mmap": mmap, "verify": verify, "progress": progress, "is_foreign": True}
     arrays = read_arrays(container, chosen, place_of(sharding), **reading)
-    arrays_by_name = dict(zip([entry.tensor for entry in chosen], arrays, strict=True))
-    return {
-        name: arrays_by_name[name] if name in arrays_by_name else struct_of(entry) for name, entry in entries.items()
-    }
+    # 5. Every tensor is in the result. One that was not read is there as a struct.
+    arrays_by_name: dict[str, Any] = {name: struct_of(entry) for name, entry in entries.items()}
+    for entry, array in zip(chosen, arrays, strict=True):
+        arrays_by_name[entry.tensor] = array
+    return arrays_by_name

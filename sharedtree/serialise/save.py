@@ -101,7 +101,7 @@ def save(
         )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(
-            f"`metadata` is a `{type(metadata).__qualname__}`, and must map texts to texts:\n"
+            f"`metadata` must be a dict from strings to strings, not a `{type(metadata).__qualname__}`:\n"
             '    metadata = {"run": "first"}'
         )
     # 2. Encode the tree: a manifest, and the distinct arrays with their names.

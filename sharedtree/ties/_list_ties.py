@@ -271,9 +271,9 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         # `retie` keeps the ties that `b` has already. If it has too many, they must be undone first.
         retied = {"first": "b", "second": "sharedtree.untie(b)"}[trees_with_more[-1]]
         advice = (
-            "Gradients are taken with `sharedtree.grad`, which sums over the paths, and added up with "
-            "`sharedtree.tree.map`.\n"
-            f"Give another tree, if its values at these paths are equal, the ties of the first:\n"
+            "For gradients, use `sharedtree.grad`, which sums over the paths, and `sharedtree.tree.map` to add them "
+            "up.\n"
+            "For other trees, if the values at these paths are equal, give the second tree the ties of the first:\n"
             f"    b = sharedtree.retie({retied}, like=a)"
         )
         text = "\n".join(["The trees do not have the same ties:", *lines, advice])
@@ -290,13 +290,13 @@ def how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
     """
     function, policy = "`sharedtree.grad`", ""
     if in_containers:
-        function += ", for parameters in lists and dicts with the policy"
+        function += ", with this policy for parameters in lists and dicts"
         policy = ", policy=sharedtree.Policy(containers=True)"
     return (
-        "Functions that see trees, such as `jax.tree.map`, lose ties. What is made of trees with ties, such as a sum "
-        "of gradients, keeps them with\n"
+        "Functions on trees, such as `jax.tree.map`, lose ties. `sharedtree.tree.map` keeps them, for example in a sum "
+        "of gradients:\n"
         f"    {name} = sharedtree.tree.map(jnp.add, one, other)\n"
-        f"A gradient with a part for each path, as `jax.grad` returns it, must be summed. Take it with {function}:\n"
+        f"`jax.grad` returns a part of the gradient for each path. Their sum comes from {function}:\n"
         f"    {name} = sharedtree.grad(loss{policy})({like})"
     )
 
@@ -313,7 +313,7 @@ def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
     """
     return (
         f"{how_to_sum(name, like, in_containers=in_containers)}\n"
-        "Other trees, in which the parts are copies of one value, get the tie back with\n"
+        "For other trees, if the values at these paths are equal, put the tie back:\n"
         f"    {name} = sharedtree.retie({name}, like={like})"
     )
 

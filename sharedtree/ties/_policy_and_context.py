@@ -263,8 +263,8 @@ class Context:
         if self._user.setdefault("thread", thread) != thread:
             raise ContextMismatchError(
                 "Two threads flatten or unflatten in one Context at the same time.\n"
-                "The order in which trees are flattened, and are to be unflattened, would be left to chance. "
-                "Give each thread a Context of its own:\n"
+                "The order in which trees are flattened, and are to be unflattened, would depend on chance. Give each "
+                "thread a Context of its own:\n"
                 "    with sharedtree.Context():\n"
                 "        leaves, structure = sharedtree.tree.flatten(model)"
             )
@@ -300,9 +300,9 @@ class Context:
             self._table, self._context_mark = [], structure.context_mark
         if self._context_mark is not structure.context_mark or structure.base != len(self._table):
             raise ContextMismatchError(
-                "The structure continues a sequence of trees that were flattened in one Context, and this Context has "
-                "not unflattened the trees before it, or has unflattened those of another.\n"
-                "Unflatten all of them, in the order in which they were flattened, inside one:\n"
+                "The structure belongs to a sequence of trees that were flattened in one Context, but this Context "
+                "has not unflattened the trees before it, or has unflattened another sequence.\n"
+                "Unflatten all trees in one Context, in the order in which they were flattened:\n"
                 "    with sharedtree.Context():\n"
                 "        trees = [sharedtree.tree.unflatten(structure, leaves) for leaves, structure in flattened]"
             )
@@ -348,8 +348,8 @@ def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
         return policy
     if not isinstance(in_place, bool):
         raise TypeError(
-            f"`in_place` is True, False or None, which leaves it to the policy, not {in_place!r}. It is not said of "
-            "each argument: what the function changed is written back wherever it is.\n"
+            f"`in_place` must be True, False or None, not {in_place!r}. It holds for all arguments. None leaves it to "
+            "the policy:\n"
             "    sharedtree.jit(f, in_place=True)"
         )
     return with_in_place(policy, in_place) if isinstance(policy, Policy) else PolicyHere(in_place)

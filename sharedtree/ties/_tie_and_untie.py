@@ -170,8 +170,8 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments:
     target_paths = [paths[number][0] for number in targets]
     variables = ", ".join([f"m{paths[variable_of.get(number, number)][0]}" for number in targets])
     raise SharingMismatchError(
-        f"{' and '.join(f'`{path}`' for path in target_paths)} cannot be made one: to Flax NNX the array in a variable "
-        "is its value, and two variables with one array are two. Tie the variables:\n"
+        f"{' and '.join(f'`{path}`' for path in target_paths)} cannot be tied: for Flax NNX an array is the value of "
+        "its variable, and two variables with one array are still two. Tie the variables:\n"
         f"    model = sharedtree.tie(model, lambda m: ({variables}){further_arguments})",
         target_paths,
     )
@@ -476,9 +476,9 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
     left_path, right_path = (paths[number][0] + jtu.keystr(path) for number in (left, right))
     left_end, right_end = (_record_at(tree, number, path) for number in (left, right))
     fact = (
-        f"`{left_path}` and `{right_path}` cannot be one object: the first is {_described(tree, left_end, right_end)}, "
-        f"the second {_described(tree, right_end, left_end)}.\nTied nodes have one class, one set of statics, one "
-        "shape and one dtype. "
+        f"`{left_path}` and `{right_path}` cannot be one object: the first is "
+        f"{_described(tree, left_end, right_end)}, the second {_described(tree, right_end, left_end)}.\n"
+        "Tied nodes must agree in class, static values, shape and dtype. "
     )
 
     # The best fix ties parts of the two records.
@@ -487,18 +487,18 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
     for left_part, right_part in parts:
         calls.append(f"    model = sharedtree.tie(model, lambda m: (m{paths[left_part][0]}, m{paths[right_part][0]}))")
     if calls:
-        lines = [f"{fact}Tie what is alike in them:", *calls[:_MAX_SUGGESTIONS]]
+        lines = [f"{fact}Tie the parts that agree:", *calls[:_MAX_SUGGESTIONS]]
         raise SharingMismatchError("\n".join(lines), [left_path, right_path])
 
     # Else the fix is a tie through a function.
     fix = (
-        "To use one array in two shapes, tie what has the same shape and reshape where it is used:\n"
+        "To use one array in two shapes, tie arrays of one shape and reshape where they are used:\n"
         "    logits = x @ model.embed.weight.T"
     )
     if _are_transposed(tree, left_end, right_end):
         parameters = ", ".join([f"m{_path_of_parameter(tree, number, path)}" for number in (left, right)])
         fix = (
-            "One may be the transpose of the other, which is then computed where it is used:\n"
+            "If one is the transpose of the other, tie them through a function, which computes it where it is used:\n"
             f"    model = sharedtree.tie(model, lambda m: ({parameters}), through=jnp.transpose)"
         )
     raise SharingMismatchError(f"{fact}{fix}", [left_path, right_path])

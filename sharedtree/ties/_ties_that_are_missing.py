@@ -21,7 +21,7 @@ from ..core._structure import LEAF, Node, Path, Record
 from ._leaf_notes import is_noted
 
 
-class Kind(NamedTuple):
+class LeafKind(NamedTuple):
     """Shape and dtype of a traced leaf. For a Python number, the dtype is its class."""
 
     shape: tuple[int, ...]
@@ -31,11 +31,11 @@ class Kind(NamedTuple):
         return self.dtype.__name__ if isinstance(self.dtype, type) else array_text(self)
 
 
-def kind_of(leaf: Any) -> Kind:
-    """Returns the kind of a leaf. A `Kind` is returned unchanged."""
-    if isinstance(leaf, Kind):
+def kind_of(leaf: Any) -> LeafKind:
+    """Returns the kind of a leaf. A `LeafKind` is returned unchanged."""
+    if isinstance(leaf, LeafKind):
         return leaf
-    return Kind(tuple(leaf.shape), leaf.dtype) if carries_identity(leaf) else Kind((), type(leaf))
+    return LeafKind(tuple(leaf.shape), leaf.dtype) if carries_identity(leaf) else LeafKind((), type(leaf))
 
 
 class LostLeaf(NamedTuple):
@@ -74,9 +74,9 @@ def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] 
     if any(isinstance(pair, Mismatch) for pair in pairs(left, right, agree)):
         return None
     # Record of `left` → its first visit. Each further visit of a record is a tie, and nothing below it is visited.
-    first_visits: dict[int, _Visit] = {}
+    first_visits: dict[int, _PairedVisit] = {}
     lost: list[LostLeaf] = []
-    stack: list[tuple[int, _Visit]] = [(left.root, _Visit(right.root, (), ()))]
+    stack: list[tuple[int, _PairedVisit]] = [(left.root, _PairedVisit(right.root, (), ()))]
     while stack:
         number, visit = stack.pop()
         if number not in first_visits:
@@ -86,7 +86,7 @@ def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] 
                 # Children are pushed in reverse, so that they come off the stack in flatten order.
                 steps = tuple(zip(op.keys, children, right.records[visit.counterpart][1], strict=True))
                 ancestors = (*visit.ancestors, number)
-                stack.extend((i, _Visit(j, (*visit.path, key), ancestors)) for key, i, j in reversed(steps))
+                stack.extend((i, _PairedVisit(j, (*visit.path, key), ancestors)) for key, i, j in reversed(steps))
             continue
         # The record is tied in `left`. If it has two counterparts, the tie is lost for the leaves that are two as well.
         first = first_visits[number]
@@ -97,7 +97,7 @@ def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] 
     return lost
 
 
-class _Visit(NamedTuple):
+class _PairedVisit(NamedTuple):
     """One path to a record of the left DAG.
 
     Attributes:
@@ -139,7 +139,7 @@ def _separated_leaves(left: Rooted, right: Rooted, top: tuple[int, int, int]) ->
             stack.extend(((i, j, k), (*path, key)) for key, i, j, k in reversed(steps))
 
 
-def _is_tie_of_model(records: Sequence[Record], visit1: _Visit, visit2: _Visit) -> bool:
+def _is_tie_of_model(records: Sequence[Record], visit1: _PairedVisit, visit2: _PairedVisit) -> bool:
     """Returns False for a tie between two entries of one state of optax, whose arrays alias only by accident.
 
     For example, two entries may begin as one array of zeros.

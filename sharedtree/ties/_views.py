@@ -103,7 +103,8 @@ class View:
         """Checks the arguments, and notes the sources as tied."""
         if not callable(through):
             raise TypeError(
-                f"`View` takes a function and the arrays that it is called on, not {shown(through)} first:\n"
+                f"The first argument of `View` must be a function, not {short_text(through)}. The arrays that it is "
+                "called on follow:\n"
                 "    view = sharedtree.View(jnp.transpose, array)"
             )
         if not of:
@@ -262,9 +263,10 @@ class View:
         else:
             fix = "    model = sharedtree.tree.at(lambda m: m.head.kernel.of[0], model, value)"
         raise ViewError(
-            f"{self!r} has no value of its own, but {target} was to be set.\n"
-            f"It is computed from {'another array' if len(self.of) == 1 else f'{len(self.of)} other arrays'}. Set what "
-            f"it is computed from:\n{fix}"
+            f"{self!r} has no value of its own, so {target} cannot be set.\n"
+            f"It is computed from {'another array' if len(self.of) == 1 else f'{len(self.of)} other arrays'}. Set "
+            "that instead:\n"
+            f"{fix}"
         )
 
 
@@ -461,10 +463,10 @@ def _no_arrays_error(view: View, value: Any) -> ViewError:
         value: what is in the place of one of its sources, or of all of them.
     """
     return ViewError(
-        f"{view!r} cannot be computed: in the place of {'an array' if type(view.of) is tuple else 'its arrays'} it has "
-        f"{shown(value)}.\n"
-        "Gradients and filtered trees have `None` for what is left out, and a function of that is no array. Read "
-        "the tree's own leaves, each once:\n"
+        f"{view!r} cannot be computed, because it has {shown(value)} in the place of "
+        f"{'an array' if type(view.of) is tuple else 'its arrays'}.\n"
+        "Gradients and filtered trees have `None` for leaves that are left out. Read the leaves that are there, each "
+        "once:\n"
         "    leaves = sharedtree.tree.leaves(tree)"
     )
 
@@ -543,8 +545,8 @@ def with_view(
     if isinstance(flat.objects[target], View):
         path = flat.text(target)
         raise SharingMismatchError(
-            f"`{path}` is a view already: {flat.objects[target]!r}. One place has one value.\n"
-            "Put an array in its place first:\n"
+            f"`{path}` is a view already: {flat.objects[target]!r}.\n"
+            "Replace it by an array first:\n"
             f"    model = sharedtree.untie(model, lambda m: m{path})\n"
             f"    model = sharedtree.tree.at(lambda m: m{path}, model, array)",
             (path,),
@@ -578,8 +580,9 @@ def _require_arrays(flat: FlatDag, numbers: Sequence[int]) -> None:
             continue
         path = flat.text(number)
         raise SharingMismatchError(
-            f"`{path or 'the whole tree'}` is {shown(flat.objects[number])}, and a tie through a function is between "
-            "arrays.\nName the arrays in it:\n"
+            f"`{path or 'the whole tree'}` is {shown(flat.objects[number])}, but a tie through a function needs "
+            "arrays.\n"
+            "Name the arrays in it:\n"
             "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)",
             (path,),
         )
@@ -595,8 +598,9 @@ def _require_no_cycle(flat: FlatDag, sources: Sequence[int], target: int) -> Non
             else:
                 fact = f"`{source_path}` is computed from `{target_path}`, which would be computed from it."
             raise SharingMismatchError(
-                f"{fact}\nA tie through a function needs an array that is no part of what it replaces. Name another "
-                "array, or give the target one of its own first:\n"
+                f"{fact}\n"
+                "The new array cannot be computed from the one that it replaces. Name another array, or untie the two "
+                "first:\n"
                 "    model = sharedtree.untie(model)",
                 paths,
             )
@@ -625,7 +629,7 @@ def _require_shape(flat: FlatDag, sources: Sequence[int], target: int, through: 
         )
     else:
         fix = (
-            "Take a function that returns this shape, such as, for the last two axes of stacked layers,\n"
+            "Use a function that returns this shape. For the last two axes of stacked layers, this is\n"
             "    through = jnp.matrix_transpose"
         )
     raise SharingMismatchError(

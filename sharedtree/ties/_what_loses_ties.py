@@ -20,7 +20,7 @@ from ..core._jax_internals import Frame, frames_of
 from ._frames_of_libraries import TRACED, package_of
 from ._transforms_that_untie import culprit_of, outermost_call
 
-MORE = "More about what loses ties, and what keeps them: docs/unties.md, “Operations that lose ties”."
+MORE = "Which operations lose ties, and which keep them: docs/unties.md, “Operations that lose ties”."
 """Last line of each message about lost ties."""
 
 _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
@@ -183,11 +183,11 @@ def to_keep(code: str) -> tuple[str, str]:
 
 
 PUT_BACK = (
-    "If a vanilla transform made them, take sharedtree's in its place. This puts the tie back with the value at its "
-    "first path, which is right if all of them hold one value:",
+    "If a transform of JAX made them, use sharedtree's instead. If the values at these paths are equal, this puts the "
+    "tie back, with the value at the first path:",
     "    model = sharedtree.retie(model, like=before)",
 )
-MEANT = "To say that it is meant, of the model that should have no ties:", "    model = sharedtree.untie(model)"
+MEANT = "If the model is meant to have no ties, untie it before:", "    model = sharedtree.untie(model)"
 
 
 def to_begin_as_copy(target: str, model: str) -> tuple[str, str]:
@@ -198,6 +198,6 @@ def to_begin_as_copy(target: str, model: str) -> tuple[str, str]:
         model: path of the first model.
     """
     return (
-        f"`{target}` began as `{model}` itself. Begin with a copy, which has arrays and ties of its own:",
+        f"`{target}` began as the same object as `{model}`. Begin with a copy, which has arrays and ties of its own:",
         "    target = sharedtree.copy(params)",
     )

@@ -332,8 +332,8 @@ class _Question(NamedTuple):
         """
         paths = [self.tree.below(self.root).text(number) for number in nones]
         message = (
-            f"`{self.name}` returned a `None`, and which one cannot be told: it answers otherwise where each `None` of "
-            "the tree is an object of its own.\n"
+            f"`{self.name}` returned `None`, and it is not clear which one: it answers differently if a stand-in "
+            "replaces each `None` of the tree.\n"
             f"`None` is one object in all of Python. Name {'the one' if len(paths) == 1 else 'each'} by its path"
         )
         if none_fix is None:
@@ -350,16 +350,16 @@ class _Question(NamedTuple):
         """
         subtree = self.tree.below(self.root)
         if number is None:
-            fact = f"{len(records)} nodes where leaves are stand-ins, and something else for the tree itself"
+            fact = f"{len(records)} nodes if stand-ins replace the leaves, and something else for the tree itself"
         else:
             place = subtree.text(number) or "the whole tree"
-            fact = f"`{place}` where leaves are stand-ins, and another object for the tree itself"
+            fact = f"`{place}` if stand-ins replace the leaves, and another object for the tree itself"
         return SharingMismatchError(
             f"`{self.name}` must not depend on the leaves of the tree, but it returns {fact}.\n"
-            f"`{self.name}` says where nodes are, so it must use just the structure of the tree. What it asks about "
-            "leaves, it can ask about those of the model:\n"
-            f"    {self.name} = lambda m: [leaf for leaf, value in zip(jax.tree.leaves(m), jax.tree.leaves(model)) "
-            "if isinstance(value, jax.Array)]",
+            f"`{self.name}` must select nodes by the structure of the tree only. If it needs leaves, let it read "
+            "those of the model:\n"
+            f"    {self.name} = lambda m: [leaf for leaf, value in zip(jax.tree.leaves(m), jax.tree.leaves(model)) if "
+            "isinstance(value, jax.Array)]",
             () if number is None else (subtree.text(number),),
         )
 
@@ -380,6 +380,7 @@ def require_where(where: Any, tree: Any, fix: str) -> None:
     if callable(where) and not (node_type_of(where) is not None and node_type_of(tree) is None and callable(tree)):
         return
     raise TypeError(
-        f"`where` is a function that takes the tree and returns nodes of it, not {shown(where)}, and the tree is "
-        f"{shown(tree)}. Give each in its place:\n{fix}"
+        f"`where` must be a function from the tree to nodes of it, not {shown(where)}. The argument for the tree is "
+        f"{shown(tree)}. Pass them in this order:\n"
+        f"{fix}"
     )

@@ -65,8 +65,8 @@ def wrap_transform(
     """
     if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
         raise TypeError(
-            f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
-            "function:\n"
+            f"`policy` takes a `sharedtree.Policy`, not {policy!r}. An option of the transform with this name is "
+            "passed beside the function:\n"
             "    preserve_identities(jax.checkpoint)(f, policy=jax.checkpoint_policies.dots_saveable)"
         )
     if not callable(transform):
@@ -175,8 +175,8 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
         registered = ADAPTERS[adapter]
         if takes_operands and not isinstance(registered, TakingOperands):
             raise TypeError(
-                f"`{title_of(adapter)}` takes no operands beside the function, so it is no model for a transform that "
-                "does. Write an adapter:\n"
+                f"`{title_of(adapter)}` takes no operands beside the function, so its adapter does not suit a "
+                "transform that takes some. Write an adapter:\n"
                 "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
             )
         adapter = registered
@@ -189,10 +189,11 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
         # All that is known of the transform is that it treats all arguments alike.
         adapter = OpaqueTransform
     elif not callable(adapter):
+        # Without operands, an adapter of None says that the transform treats all arguments alike.
+        none, option = ("", ", takes_operands=True") if takes_operands else ("None, ", "")
         raise TypeError(
-            f"An adapter is None, a registered transform or a callable, not {adapter!r}. Of a transform that takes "
-            "operands beside the function, it is one of the latter two:\n"
-            "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
+            f"`adapter` must be {none}a registered transform or a callable, not {adapter!r}:\n"
+            f"    sharedtree.register_transform(transform, adapter{option})"
         )
     ADAPTERS[transform] = adapter
 
@@ -205,8 +206,8 @@ def _no_transform_error(transform: Callable[..., Any], argument: Any) -> TypeErr
         argument: the first argument of the result, `x`.
     """
     return TypeError(
-        f"`{title_of(transform)}` was given {shown(argument)}, where a transform is given a function. "
-        "`preserve_identities` takes a transform, not the function that is to be transformed:\n"
+        f"`{title_of(transform)}` was passed as a transform, but called with {shown(argument)} instead of a function. "
+        "Pass the transform first, and then the function:\n"
         "    f = sharedtree.preserve_identities(jax.jit)(f)"
     )
 

@@ -235,7 +235,7 @@ def require_made_for(structure: Any, call: Call, program: str, code: str) -> Non
     if not holds_modules(expected) and not holds_modules(call.tree):
         _raise_vanilla_error(structure, call)
     # The names of the two trees in errors. The first field is a transform, and there is a program instead.
-    sides = Sides("", "in the first", "in these", program=program, code=code)
+    sides = Sides("", "in the original ones", "in the new ones", program=program, code=code)
     # `join` is called for its errors alone. An exact join raises for ties that only its first tree has, so the second
     # call, with the trees exchanged, raises for those that only the arguments of the call have.
     join(expected, call.tree, sides, exact=True)

@@ -292,8 +292,8 @@ def _next_agreement(
     """
     if agreement.is_repeated:
         raise SharingMismatchError(
-            f"A branch of `{call.title}` returned something else when it was traced again. What is shared in "
-            "its result, and what is static, may depend on the operands only."
+            f"A branch of `{call.title}` returned another structure when it was traced again. The static values and "
+            "the sharing in its result may depend only on the operands."
         )
     if agreement.expected is not None:
         # The agreement is from an earlier call and does not fit this one, so the branches start anew.
@@ -324,9 +324,8 @@ def _forbid_references(call: CallWithOperands) -> None:
     paths = call.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
     if paths:
         raise ValueError(
-            f"A `jax.Ref` is at {listed(paths)}. In place, all operands come out of the branches of "
-            f"`{call.title}`, and no reference can. What is written to one is seen without that, and other changes "
-            "can be returned:\n"
+            f"`{call.title}` with `in_place=True` cannot return the `jax.Ref` at {listed(paths)} from its branches, "
+            "as it does with all operands. What is written to a reference is visible anyway. Return other changes:\n"
             f"    inner = {in_code(call.title, 'in_place=False')}"
         )
 

@@ -348,8 +348,8 @@ class TakingOperands:
             )
             if call.policy.in_place and not self.writes:
                 raise ValueError(
-                    f"`{title}` hands back what the function returned, not what it changed, so nothing could be "
-                    "written back in place. Return what changes:\n"
+                    f"`{title}` passes on what the function returns, not what it changes, so `in_place=True` could "
+                    "write nothing back. Return the changed objects:\n"
                     f"    inner = {in_code(title, 'in_place=False')}"
                 )
             with contextlib.suppress(NoFunctionError):

@@ -119,7 +119,7 @@ class RuleTransform(FunctionTransform):
         vanilla = public_name(self.transform) or "jax.custom_vjp"
         return TypeError(
             f"`{self.transform_name}` has no adapter for {rules}.\n"
-            "They are handed something else than a cotangent, or return more. Give them to a function of a "
+            "Their arguments or results are not those of the usual rules. Set them on a function of a "
             "`sharedtree.Dag`, which every transform takes as it is (docs/transforms.md, “Transforms that need no "
             "adapter”):\n"
             f"    f_of_dag = {vanilla}(lambda dag: f(dag.tree){option})"
@@ -158,9 +158,8 @@ class RuleTransform(FunctionTransform):
             return self._vanilla(*args, **kwargs)
         if policy.in_place:
             raise ValueError(
-                f"`{self.transform_name}` writes nothing back.\n"
-                "Its rules say how the result of the function is differentiated, and not what else it changes. Return "
-                "what changes, and leave the arguments as they are:\n"
+                f"`{self.transform_name}` does not support `in_place=True`: it writes nothing back.\n"
+                "Its rules differentiate the result of the function, not its changes. Return the changed objects:\n"
                 f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
             )
         args, kwargs = self._bind_by_position(tuple(args), kwargs)
@@ -378,9 +377,9 @@ class RuleTransform(FunctionTransform):
             is_sequence = isinstance(result, (tuple, list))
             description = f"{len(result)} values" if is_sequence else f"a `{type(result).__name__}`"
             raise SharingMismatchError(
-                f"`{name_of(rule, rule)}` returned {description} for the {num_operands} operands of "
-                f"`{name_of(self, self)}` that are differentiated. It returns a tuple with one cotangent for each, "
-                "None where that is zero:\n"
+                f"`{name_of(rule, rule)}` returned {description}, but the number of differentiated operands of "
+                f"`{name_of(self, self)}` is {num_operands}. Return a tuple with one cotangent for each, or None for "
+                "zero:\n"
                 "    return (cotangent, None)"
             )
         # 3. Add up the cotangents of each leaf. If they do not fit, JAX raises its own error where it has one.
@@ -773,9 +772,9 @@ class CustomVmapTransform(RuleTransform):
             if label_of.setdefault(label.record, label).label is not label.label:
                 paths = [jtu.keystr(path) for path in (label_of[label.record].path, label.path)]
                 raise SharingMismatchError(
-                    f"A rule of `{self.transform_name}` says of one array that it has the axis and that it has not, at "
-                    f"{listed(paths)} of `out_batched`. Say one of them, or undo the tie, as "
-                    "`result = sharedtree.untie(result)` does.",
+                    f"A rule of `{self.transform_name}` returned one array both as batched and as not batched, at "
+                    f"{listed(paths)} of `out_batched`. Choose one of them, or untie the result: `result = "
+                    "sharedtree.untie(result)`.",
                     tuple(paths),
                 )
         return LeafGroup([label_of[number].label for number in tree.leaf_numbers], result.selection)

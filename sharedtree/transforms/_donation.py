@@ -142,15 +142,15 @@ def _raise_donated_and_kept(leaf: Any, call: Call, donation: Treatment, transfor
         donation: the treatment of donation.
         transform: name of the transform.
     """
-    advice = "Its buffer would be given away, and whoever keeps the array would find it deleted.\n"
+    advice = "Donation deletes the array, which the other paths still refer to.\n"
     tree = call.tree
     # Is the array in an `equinox.nn.State`? Then the cause is known, and the fix is another one.
     states = [((), record) for record, (op, _) in enumerate(tree.records) if makes_state(op)]
     # `edges` yields each record below a state, with its path.
     if any(tree.objects[record] is leaf for record, _ in edges(tree.records, states)):
-        advice += (
-            "`equinox.nn.State(model)` begins with the arrays that the model keeps as its initial state. Here the "
-            "model keeps none:\n"
+        advice = (
+            "Donation deletes the array. `equinox.nn.State(model)` begins with arrays that the model keeps as its "
+            "initial state. Make a model that keeps none:\n"
             "    model, state = sharedtree.make_with_state(make_model)()\n"
         )
     # The array may have several records: one for each variable of Flax NNX that holds it, or one for each label under
@@ -164,7 +164,7 @@ def _raise_donated_and_kept(leaf: Any, call: Call, donation: Treatment, transfor
 
     records = [with_one_record_of_leaf(record) for record in tree.records]
     outcomes = Outcomes(FlatDag(records, tree.root, tree.objects), donation)
-    raise inconsistent_sharing_error(find_occurrences(outcomes, first_record), transform, advice)
+    raise inconsistent_sharing_error(find_occurrences(outcomes, first_record), donation, transform, advice)
 
 
 def _has_buffer(leaf: Any) -> bool:

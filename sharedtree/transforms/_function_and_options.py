@@ -95,8 +95,8 @@ def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
         TypeError: with two fixes: to pass a `Dag`, or to register an adapter.
     """
     raise TypeError(
-        f"`{title_of(transform)}` takes operands beside the function, and no adapter says how it treats them. Give it "
-        "`Dag`s, which every transform takes as they are, as in\n"
+        f"`{title_of(transform)}` takes operands beside the function, and has no registered adapter. Pass `Dag`s, "
+        "which every transform takes as they are:\n"
         "    jax.vjp(lambda dag: f(dag.tree), sharedtree.Dag(model))\n"
         "or register an adapter: sharedtree.register_transform(transform, adapter, takes_operands=True)"
     )

@@ -97,8 +97,8 @@ class Inner:
         function = self._get_function()
         if function is None:
             raise ReferenceError(
-                f"`{self.__name__}` was called by a transform after the function and its wrapper were gone. Keep the "
-                "wrapper as long as it may be called, or register the transform as one that nothing is known about:\n"
+                f"`{self.__name__}` was called by a transform after the function and its wrapper were deleted. Keep a "
+                "reference to the wrapper as long as it may be called, or register the transform:\n"
                 "    sharedtree.register_transform(transform)"
             )
         return function

@@ -328,7 +328,7 @@ class FunctionTrace:
             terms.names.definition,
             terms.title,
             terms.options,
-            obstacle="" if terms.writes else f"`{terms.title}` hands back what the function returns, and nothing else.",
+            obstacle="" if terms.writes else f"`{terms.title}` passes on what the function returns, and nothing else.",
             obstacle_to_adding="" if terms.adds else f"`{terms.title}` cannot add to an object or remove from it.",
             bound_to=terms.bound_to,
             is_condition=not terms.keeps,
@@ -626,8 +626,8 @@ def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], received_ob
                 outcomes,
                 record,
                 title,
-                "The function put it where it would be written back in two ways. It can put a copy of it, "
-                "`sharedtree.copy(layer)`, into one of these places.\n",
+                "The function put one object into places that are written back in two ways. Put a copy into one of "
+                "them, `sharedtree.copy(layer)`.\n",
             )
         seen.add(record)
 

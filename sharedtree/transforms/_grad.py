@@ -42,7 +42,7 @@ from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ..tree._asking_filters import selection
-from ..tree._filters import Filter, Place, filter_of
+from ..tree._filters import Filter, LeafPlace, filter_of
 from ._adapter_names import COUNTERPART_OF_FILTER
 from ._argument_names import as_sequence
 from ._caller_side import Call, Grouping, leave
@@ -473,7 +473,7 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     # Find the classes that the fix excludes. A reference in a variable of NNX is excluded by the class of the variable.
     classes: dict[str, None] = {}
 
-    def collect_class(place: Place) -> bool:
+    def collect_class(place: LeafPlace) -> bool:
         if is_reference(place.leaf):
             classes.setdefault("jax.Ref" if place.variable is None else type(place.variable).__name__)
         return True
@@ -485,10 +485,9 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     predicate = "is a `jax.Ref`" if len(paths) == 1 else "are `jax.Ref`s"
     raise TypeError(
         f"`{title}` cannot differentiate with respect to {listed(paths)}, which {predicate}: a place, not a value. In "
-        "modules of Equinox's it is handed to the function beside what is differentiated. In others this has to be "
-        "said:\n"
-        f"    sharedtree.{title.removeprefix('jax.')}"
-        f"(f, wrt=lambda path, value: not isinstance(value, {class_or_tuple}))"
+        "an Equinox module it is not differentiated anyway. In other modules, exclude it:\n"
+        f"    sharedtree.{title.removeprefix('jax.')}(f, wrt=lambda path, value: not isinstance(value, "
+        f"{class_or_tuple}))"
     )
 
 

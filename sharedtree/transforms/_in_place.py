@@ -230,8 +230,8 @@ class Changes:
             for split_record in (*cut.containers, *(cut.modules if is_pending else ())):
                 if cut.outcomes.tree.objects[split_record] is target:
                     reason = (
-                        f"Inside they were two, and a `{type(target).__name__}` was changed that would have to be "
-                        "written back into both as one.\n"
+                        f"Inside the function, the `{type(target).__name__}` with this leaf became two. One of them "
+                        "was changed, and the two cannot be written back into one.\n"
                     )
                     raise_inconsistent(cut.outcomes, split_record, self._title, reason)
         # No treatment has split the object, or an error would have been raised above. Without a split, an object comes
@@ -259,13 +259,13 @@ class Changes:
         records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
         paths = [tree.text(record) for record in records]
         # No treatments split the container. The error takes a text for each path, and these texts number the pieces.
-        treatments = [f"number {i} inside" for i in range(1, len(records) + 1)]
+        treatments = [f"object {i} inside the function" for i in range(1, len(records) + 1)]
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(paths, treatments, strict=True)]
         raise InconsistentSharingError(
-            f"`{self._title}` cut a `{kind}` that is in several places, for the function parted them, and more than "
-            "one was changed:\n" + "\n".join(lines) + "\n"
-            "They cannot be written back into one. Let the function keep them one, or give each place its own before "
-            "the call:\n"
+            f"`{self._title}` changed one `{kind}` in several ways at its paths, since the function unties it:\n"
+            + "\n".join(lines)
+            + "\nSeveral changes cannot be written back into one object. Let the function keep the tie, or untie the "
+            "paths before the call:\n"
             "    model = sharedtree.untie(model)",
             paths,
             treatments,

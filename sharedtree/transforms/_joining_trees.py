@@ -60,8 +60,8 @@ class Sides(NamedTuple):
     def first_words(self) -> str:
         """The beginning of each error."""
         if self.program:
-            return f"{self.program} for other arguments, and a program cannot be traced again: they differ"
-        return f"`{self.transform}` joins two trees that differ"
+            return f"{self.program} for other arguments, and a program cannot be traced again. The arguments differ"
+        return f"The trees that `{self.transform}` joins differ"
 
     def fix(self, usual: str) -> str:
         """Returns the end of an error: how to fix it.
@@ -69,7 +69,7 @@ class Sides(NamedTuple):
         Args:
             usual: the fix for two trees of a transform. For a compiled program, the fix is to compile another one.
         """
-        return f"Make another one for these arguments:\n    program = {self.code}" if self.program else usual
+        return (f"Make a new program for these arguments:\n    program = {self.code}") if self.program else usual
 
 
 class RecordsAtPath(NamedTuple):
@@ -417,7 +417,8 @@ def describe_beside(op: Op, partner: Op) -> str:
 
 
 _FIX = (
-    "What is not traced is part of the structure, which must be the same on both sides. What changes can be an array:\n"
+    "Static values are part of the structure, which must be the same on both sides. Make a value that changes an "
+    "array:\n"
     "    steps: jax.Array                   # not: eqx.field(static=True)"
 )
 

@@ -96,8 +96,9 @@ def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = 
     struct_paths = [path for path, leaf in bypassing_leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
     if struct_paths:
         raise TypeError(
-            f"`{call.title}` was given a `jax.ShapeDtypeStruct` at {listed(struct_paths)}, which is not "
-            "differentiated. So the function needs its value, for only the rest is transposed:\n"
+            f"`{call.title}` got a `jax.ShapeDtypeStruct` at {listed(struct_paths)}, but needs a value there: the "
+            "leaf is not differentiated, so the function computes with it. Pass structs for floating-point arrays "
+            "only:\n"
             "    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if eqx.is_inexact_array(x) else x\n"
             "    abstract = sharedtree.tree.map(struct, model)"
         )
@@ -158,8 +159,8 @@ def filter_jvp(call: CallWithOperands, fn: Any, primals: Any, tangents: Any, **c
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError(
-            f"The primals and the tangents of `{call.title}` are tuples or lists, with one for each argument, and "
-            f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
+            f"`{call.title}` takes the primals and the tangents as tuples or lists, with one entry for each argument, "
+            f"not as a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
         )
     inner = DifferentiatedCall(call, fn, tuple(primals), constants)
     inner.trace_static_floats(tangents)

@@ -452,13 +452,13 @@ def raise_inconsistent(outcomes: Outcomes, record: int, transform: str, reason: 
         reason: why the conflict is refused, as whole lines. Empty for the usual reason.
     """
     obj, leaf = outcomes.tree.objects[record], _leaf_with_conflict(outcomes, record)
-    # The usual reason for a module or a container. An array or a reference needs no reason.
-    if not reason and not isinstance(obj, jax.Ref) and outcomes.tree.node(record) is not None:
-        reason = (
-            f"Arrays that are treated differently become two, but not what a shared `{type(obj).__name__}` holds.\n"
-        )
+    # The usual reason for a module or a container. An array or a reference needs no reason, nor does a transform of
+    # which nothing is known, whose advice has one.
+    is_node = not isinstance(obj, jax.Ref) and outcomes.tree.node(record) is not None
+    if not reason and is_node and outcomes.treatment.is_transform_known:
+        reason = f"It is part of a shared `{type(obj).__name__}`, which would become two objects.\n"
     advice = reason + outcomes.treatment.advice(_leaves_below(outcomes, record))
-    raise inconsistent_sharing_error(find_occurrences(outcomes, leaf), transform, advice)
+    raise inconsistent_sharing_error(find_occurrences(outcomes, leaf), outcomes.treatment, transform, advice)
 
 
 def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -> NoReturn:
@@ -473,8 +473,9 @@ def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -
         in_result.append(Occurrence(path, occurrence.treatment))
     # This error has no fix for the arguments, so it needs no names of arguments.
     occurrences = Occurrences(in_result, occurrences.truncated, arguments=[])
+    advice = outcomes.treatment.advice(_leaves_below(outcomes, record))
     text = (
-        f"{_first_lines(occurrences, transform)}\n{outcomes.treatment.advice(_leaves_below(outcomes, record))}"
+        f"{_first_lines(occurrences, outcomes.treatment, transform)}\n{advice}"
         "Or let the function give each path an array of its own before it returns:\n"
         "    result = sharedtree.untie(result)"
     )
@@ -518,9 +519,15 @@ class Occurrences(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """Lines of a message: one for each path, then one for each treatment that has further occurrences."""
-        lines = [f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)]
-        return lines + [f"    … and more: {treatment}" for treatment in self.truncated]
+        """Lines of a message: one for each treatment, with the paths of the leaf under it."""
+        paths_by_treatment: dict[str, list[str]] = {}
+        for path, treatment in zip(self.paths, self.treatments, strict=True):
+            paths_by_treatment.setdefault(treatment, []).append(f"`{path}`")
+        lines: list[str] = []
+        for treatment, paths in paths_by_treatment.items():
+            paths += ["… and more"] * (treatment in self.truncated)
+            lines.append(f"    {', '.join(paths)}: {treatment}")
+        return lines
 
 
 def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
@@ -617,20 +624,24 @@ def _leaves_below(outcomes: Outcomes, record: int) -> list[Any]:
     return [tree.objects[number] for number in records if tree.records[number][0] is LEAF]
 
 
-def _first_lines(occurrences: Occurrences, transform: str) -> str:
+def _first_lines(occurrences: Occurrences, treatment: Treatment, transform: str) -> str:
     """Returns the first lines of an error for a conflict: what is wrong, and the paths."""
-    return "\n".join([f"One object, but `{transform}` would treat its occurrences differently:", *occurrences.lines])
+    verb = "would" if treatment.is_transform_known else "may"
+    return "\n".join([f"`{transform}` {verb} treat one leaf differently at its paths:", *occurrences.lines])
 
 
-def inconsistent_sharing_error(occurrences: Occurrences, transform: str, advice: str) -> InconsistentSharingError:
+def inconsistent_sharing_error(
+    occurrences: Occurrences, treatment: Treatment, transform: str, advice: str
+) -> InconsistentSharingError:
     """Makes the error for a leaf that would be treated in several ways.
 
     Args:
         occurrences: where the leaf is, and its treatments there.
+        treatment: the labels that give it these treatments.
         transform: name of the transform.
         advice: whole lines to print before the usual fix. May be empty.
     """
-    text = f"{_first_lines(occurrences, transform)}\n{advice}{_fix(occurrences)}"
+    text = f"{_first_lines(occurrences, treatment, transform)}\n{advice}{_fix(occurrences)}"
     return InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
 
 
@@ -644,18 +655,18 @@ def _fix(occurrences: Occurrences) -> str:
     groups = occurrences.arguments
     arguments = list(dict.fromkeys(name for group in groups for name in group))
     targets = ", ".join(arguments)
-    advice = "Treat them alike, or give each an object of its own before the call:\n"
     # An argument occurs in two groups: it holds the leaf under two treatments. A copy would hold it so, too, since a
     # copy keeps ties.
     if sum(map(len, groups)) > len(arguments):
         value = f"({targets})" if len(arguments) > 1 else targets
-        return f"{advice}    {targets} = sharedtree.untie({value})"
-    lines: list[str] = []
+        return f"Treat all paths alike, or untie them before the call:\n    {targets} = sharedtree.untie({value})"
+    lines = ["Treat all paths alike, or pass copies:"]
+    if len(arguments) == 2:
+        lines = ["Treat all paths alike, or pass a copy, of the whole argument or of the shared part only:"]
     # The arguments of the first treatment keep the object. Those of each other treatment get a copy.
     for group in groups[1:]:
         names = ", ".join(group)
         lines.append(f"    {names} = sharedtree.copy({f'({names})' if len(group) > 1 else names})")
     if len(arguments) == 2:
-        lines += ["or, with a copy of what they share only:"]
-        lines += [f"    {targets} = sharedtree.untie(({targets}), lambda t: t[1:])"]
-    return advice + "\n".join(lines)
+        lines.append(f"    {targets} = sharedtree.untie(({targets}), lambda t: t[1:])")
+    return "\n".join(lines)

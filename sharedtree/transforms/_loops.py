@@ -134,8 +134,8 @@ def _run_iteration(trace: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any
         tree = trace.flatten(result)
         if holds_modules(tree):
             raise TypeError(
-                f"The function of `{trace.terms.title}` returns a pair, the carry and what is emitted, but it "
-                f"returned a `{type(result).__name__}`."
+                f"The function of `{trace.terms.title}` must return a pair, the carry and the output of the step, but "
+                f"it returned a `{type(result).__name__}`."
             )
         # JAX refuses it. Without modules, JAX's own error says more.
         return result
@@ -170,8 +170,8 @@ def _run_condition(trace: FunctionTrace, carry: LeafGroup) -> Any:
     trace.check_flattened(tree)
     if holds_modules(tree):
         raise TypeError(
-            f"The first function of `{trace.terms.title}` says whether to go on, with a boolean of no dimensions, but "
-            f"it returned a `{type(result).__name__}`."
+            f"The condition of `{trace.terms.title}` must return a scalar boolean, but it returned a "
+            f"`{type(result).__name__}`."
         )
     return result
 
@@ -378,9 +378,9 @@ def _raise_not_in_place(path: Path, reason: str) -> NoReturn:
     """
     text = jtu.keystr(path)
     raise SharingMismatchError(
-        f"`{text}` did not come back in its place: {reason}.\n"
-        "A loop changes in the next iteration again what it changes in place, and which branch is taken is not known "
-        "when it is traced. So each object that holds traced leaves stays where it is. Change what is in it:\n"
+        f"`{text}` must stay in its place under `in_place=True`, but {reason}.\n"
+        "A loop repeats its changes in each iteration, and a branch may not be taken at all. So no object with traced "
+        "leaves may be replaced. Change its contents:\n"
         "    layer.weight = new                 # not: model.layer = Layer(new)\n"
         "or return a new model, without `in_place=True`.",
         (text,),

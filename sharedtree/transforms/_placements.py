@@ -150,7 +150,7 @@ def _advise_on_rules(leaves: Sequence[Any]) -> str:
         leaves: the leaves with conflicts. Not used: the advice is the same for all.
     """
     return (
-        "What is tied within one argument has one place. Change the rule for one of these paths; or make rules by name "
-        "so that they are asked once for each array, at its first path:\n"
+        "A tied array is stored once. Give all of its paths one sharding. If a rule makes shardings from paths, apply "
+        "it to each array once, at the first path:\n"
         "    shardings = sharedtree.tree.map_with_path(rule, sharedtree.tree.filter(model, equinox.is_array))\n"
     )

@@ -290,9 +290,9 @@ def _value_for_all_paths(values: Sequence[ValueAtPath], leaf: Any, name: str, fi
         paths = _printed_paths(distinct.values(), name)
         raise SharingMismatchError(
             f"`{fit.title}` differentiates one leaf at {listed(paths)}, but the tangents there are {len(paths)} "
-            "objects. Which of them is meant cannot be known.\n"
-            "A tied leaf moves as one. Make tangents with a function that keeps ties, or if they are copies of one "
-            "value, tie them again:\n"
+            "objects. Nothing says which of them is right.\n"
+            "A tied leaf has one tangent. Make tangents with a function that keeps ties, or if their values are "
+            "equal, tie them again:\n"
             "    tangent = sharedtree.tree.map(f, value)\n"
             "    tangent = sharedtree.retie(tangent, like=value)",
             paths,
@@ -354,11 +354,11 @@ def _refuse_doubtful_objects(
     op, children = pair_records[shared]
     kind = "an array" if shared == leaf else op_text(op, len(children))
     raise SharingMismatchError(
-        f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one object, {kind}, at "
-        f"{listed(paths_of[shared])}. Whether that is each path's share or already their sum cannot be known.\n"
-        "Say which. For shares, which are added up:\n"
+        f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one object, {kind}, for all of "
+        f"them, at {listed(paths_of[shared])}. This may be the gradient of each path or already their sum.\n"
+        "If it is the gradient of each path, untie it, and the parts are added up:\n"
         "    g = sharedtree.untie(g)\n"
-        "For what is the whole gradient and counts once:\n"
+        "If it is the sum, tie it like the model, and it counts once:\n"
         "    g = sharedtree.retie(g, like=m)",
         paths_of[shared],
     )
@@ -380,8 +380,8 @@ def _add_cotangents(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fi
     if any(shape != shapes[0] for shape in shapes):
         paths = _printed_paths(values, name)
         raise SharingMismatchError(
-            f"The cotangents at {listed(paths)} add up, for `{fit.title}` differentiates one leaf there, but their "
-            f"shapes are {' and '.join(map(str, shapes))}. Give each the shape of the leaf:\n"
+            f"The cotangents at {listed(paths)} are added up, because `{fit.title}` differentiates one leaf there, "
+            f"but their shapes are {' and '.join(map(str, shapes))}. Give each the shape of the leaf:\n"
             "    cotangent = jnp.broadcast_to(cotangent, leaf.shape)",
             paths,
         )

@@ -53,15 +53,16 @@ def refusal_of(transform: Any) -> TypeError | None:
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
         return TypeError(
-            f"`{title}` needs no adapter, and has none.\n"
-            "It takes a `sharedtree.Dag` as it is, in which a tied array is one leaf. Give it one in the place of each "
-            f"model; its functions get and return such `Dag`s ({_SECTION}):\n"
+            f"`sharedtree.preserve_identities` does not wrap `{title}`, which takes a `sharedtree.Dag` as it is.\n"
+            "In a `Dag` a tied array is one leaf. Pass one in the place of each model. The functions get and return "
+            f"`Dag`s, too ({_SECTION}):\n"
             f"    result = {_DAG_FORMS[transform]}"
         )
     if transform in _READY_MADE:
         return TypeError(
-            f"`{title}` has rules of its own for what is not differentiated or mapped, which models with sharing do "
-            f"not go through. `sharedtree.{_READY_MADE[transform]}` takes Equinox modules as they are:\n"
+            f"`sharedtree.preserve_identities` does not wrap `{title}`, whose own rules for leaves that are not "
+            f"mapped do not suit models with sharing. `sharedtree.{_READY_MADE[transform]}` takes Equinox modules as "
+            "they are:\n"
             f"    f = sharedtree.{_READY_MADE[transform]}(f)"
         )
     return None

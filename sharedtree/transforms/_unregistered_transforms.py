@@ -64,9 +64,9 @@ class OpaqueTransform(FunctionTransform):
         for name, option in self.options.items():
             if any(map(is_module, jtu.tree_leaves(option, is_leaf=is_module))):
                 raise TypeError(
-                    f"`{name}` of `{self.transform_name}` reaches inside a module, and no adapter says how to "
-                    "translate it to the leaves that the transform sees. Give one value for the whole module, or say "
-                    "which known transform has the same options:\n"
+                    f"`{name}` of `{self.transform_name}` has values for parts of a module, but this transform has no "
+                    "registered adapter that could pass them on. Give one value for the whole module, or name a known "
+                    "transform with the same options:\n"
                     "    sharedtree.register_transform(transform, jax.vmap)"
                 )
         # The base applies the vanilla transform, which raises its own errors.
@@ -250,8 +250,8 @@ class OpaqueTransform(FunctionTransform):
             raise SharingMismatchError(
                 f"`{self.transform_name}` passes only a part of the arguments to the function, and what it passes "
                 f"shares `{path}` with what it leaves out.\n"
-                "An array that several modules share comes with the first of them. Pass what belongs together as one "
-                "value:\n"
+                "An array that several modules share is passed with the first of them only. Pass modules that share "
+                "as one value:\n"
                 "    f(sharedtree.Dag((model, shared)))"
             )
         return unpack(group_set.structure, group_set.leaves)
@@ -323,9 +323,8 @@ def _take_out_changes(result: Any, transform_name: str) -> tuple[Any, Any]:
 
 
 _NOT_RETURNED_ONCE = (
-    "`{0}` does not return once what the function has returned, so what the function changes could not be written "
-    "back, as `in_place=True` has it.\n"
-    "Say that changes are meant to be lost, and return what is to be kept:\n"
+    "`{0}` does not return the function's result exactly once, so `in_place=True` cannot write changes back.\n"
+    "Return the changed objects, and leave the arguments as they are:\n"
     "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
 )
 
@@ -346,15 +345,15 @@ def _named_by_path(owners: Sequence[str], outermost: "_OutermostObjects", object
 
 
 _PART_OF_RESULTS = (
-    "The transform returned a part of what the function returned, and an object in it is shared with a part that was "
-    "left out. Let the function return what belongs together as one value:\n"
+    "The transform returned only a part of the function's result, and this part shares an object with the rest. Let "
+    "the function return both as one value:\n"
     "    return sharedtree.Dag((model, shared))"
 )
 
 _NOT_WRITTEN_BACK = (
-    "`{0}` passes to the function something else than all of its arguments, each once. What the function changes could "
-    "not be written back, as `in_place=True` has it.\n"
-    "Say that changes are meant to be lost, and return what is to be kept:\n"
+    "`{0}` does not pass each of its arguments to the function exactly once, so `in_place=True` cannot write changes "
+    "back.\n"
+    "Return the changed objects, and leave the arguments as they are:\n"
     "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
 )
 
@@ -379,8 +378,8 @@ class UnregisteredTransform(OpaqueTransform):
         """
         if policy.in_place:
             raise ValueError(
-                f"`in_place=True` adds to what a function returns, which `{self.transform_name}` may not "
-                "stand: it is not registered. Say that it is a plain function transformer:\n"
+                f"`{self.transform_name}` cannot be used with `in_place=True`, which makes the function return its "
+                "changes, too: it is not registered. If it takes any function with any result, register it:\n"
                 "    sharedtree.register_transform(transform)"
             )
         return super().call_in_python(args, kwargs, policy)
@@ -395,15 +394,14 @@ class UnregisteredTransform(OpaqueTransform):
                 "arguments",
                 Branch(tuple(owners)),
                 lambda label: isinstance(label, str),
-                describe=lambda owner: f"in `{owner}`, whose treatment is not known",
+                describe=lambda owner: f"in the argument `{owner}`",
                 # The labels do not say what the transform does, so `explain` leaves them out.
                 is_transform_known=False,
                 advice=lambda _: (
-                    "The transform is not registered, so it may treat these arguments differently without "
-                    "a way to tell. If it treats all arguments alike, say so, once:\n"
+                    "The transform is not registered, so it may map or differentiate some arguments and not others. If "
+                    "it treats all alike, register it. If it has the options of a known transform, add that one, as "
+                    "in `register_transform(transform, jax.vmap)`:\n"
                     "    sharedtree.register_transform(transform)\n"
-                    "or, if it is some other transform with options of its own:\n"
-                    "    sharedtree.register_transform(transform, jax.vmap)\n"
                 ),
             )
         ]
@@ -793,9 +791,9 @@ def _ambiguous_leaf_error(group_set: _GroupSet, place: int) -> SharingMismatchEr
     """
     path = leaf_paths(group_set.selection.structure)[place]
     return SharingMismatchError(
-        f"The transform returns something like a part of its arguments, and this shares `{path}` with another "
-        "part. Whether that is left out, or which of several results it belongs to, cannot be known.\n"
-        "An array that several modules share comes with the first of them. Pass what belongs together as one "
+        f"The transform returns a part of its arguments, such as a gradient, and the part shares `{path}` with "
+        "another one. It is not known to which result that belongs.\n"
+        "An array that several modules share is passed with the first of them only. Pass modules that share as one "
         "value:\n"
         "    f(sharedtree.Dag((model, shared)))",
         (path,),

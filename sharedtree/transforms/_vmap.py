@@ -101,13 +101,13 @@ class VmapTransform(FunctionTransform):
             path = match[1]
             options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
             error.args = (
-                f"`{path}` has the {self.in_name} None, so it is one for all elements, but it was given another "
-                "value for each of them. In place, what was changed goes out along the axes along which it came in.\n"
-                'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name '
+                f"`{path}` has the {self.in_name} None, so all elements share it, but the function assigns a "
+                "different value for each. `in_place=True` cannot write several values into one object.\n"
+                'Assign a value that all elements have in common, such as `jax.lax.pmean(value, "batch")`, and name '
                 "the axis:\n"
                 f"    f = {in_code(self.transform_name, options, 'f')}\n"
-                "or return the values instead of assigning them, or give each element an object of its own, stacked, "
-                f"with an axis in `{self.in_name}`:\n"
+                "or return the values, or give each element an object of its own, stacked, with an axis in "
+                f"`{self.in_name}`:\n"
                 "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",
             )
 
@@ -222,7 +222,10 @@ class VmapTransform(FunctionTransform):
         text = f"Where `{self.in_name}` is None there is one object for all elements, "
         if self.may_differ(value):
             return text + "into which no value that differs between them can be written."
-        return text + "and `in_place=True` writes what is one for all of them, as a single mask of a dropout is."
+        return (
+            text
+            + "and `in_place=True` writes a value that is the same for all of them, such as a single mask of a dropout."
+        )
 
     def may_differ(self, value: Any) -> bool:
         """Returns True if a new value may differ between the mapped elements. None stands for an unknown value."""
@@ -363,7 +366,7 @@ class ShardMapTransform(VmapTransform):
         lacks this axis.
         """
         if number in call.leaf_records_with_label(_INFERRED):
-            return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
+            return f"Without `{self.in_name}` it is not known how to assemble the values that would be written back."
         # The axes of the mesh along which the new value may differ between devices.
         leaves = () if value is None else flat_dag_of(value).leaves.values()
         axes = {axis for leaf in leaves for axis in varying_axes(leaf)}
@@ -373,7 +376,7 @@ class ShardMapTransform(VmapTransform):
                 axes -= {name for part in spec for name in (part if isinstance(part, tuple) else (part,))}
         if not axes:
             return ""
-        return f"Every device has a value of its own there, while `{self.in_name}` says that they have one."
+        return f"Every device has a value of its own there, but `{self.in_name}` says that all have the same."
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """Replaces the text of an error about `in_specs` by vanilla JAX's, with argument and specification.
@@ -423,8 +426,8 @@ class ShardMapTransform(VmapTransform):
         """
         if prefix is _INFERRED:
             raise ValueError(
-                "`Policy(in_place=True)` writes back what the function changed, and `in_specs` does not say how it is "
-                "sharded. Say so, for example\n"
+                "`Policy(in_place=True)` writes changed arguments back, and needs `in_specs` to know how they are "
+                "sharded. For example:\n"
                 "    in_specs = jax.sharding.PartitionSpec()"
             )
         return PartitionSpec() if prefix is None else prefix

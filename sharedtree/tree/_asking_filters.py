@@ -33,8 +33,8 @@ from ._filters import (
     AnyFilter,
     Filter,
     FilterPrefix,
+    LeafPlace,
     Option,
-    Place,
     any_of,
     is_one_filter,
     is_several_where_no_list_is,
@@ -112,7 +112,7 @@ class Words(NamedTuple):
 IN_WRT = Words("wrt", "differentiated", "not differentiated")
 IN_TREE = Words("filter_spec", "selected", "not selected")
 
-ROOT = Place(path=(), leaf=None, variable=None, holder=None)
+ROOT = LeafPlace(path=(), leaf=None, variable=None, holder=None)
 """The place of the root of a tree, which nothing holds."""
 
 
@@ -120,7 +120,7 @@ def ask(
     tree: FlatDag,
     spec: AnyFilter,
     name: str = "",
-    root_place: Place = ROOT,
+    root_place: LeafPlace = ROOT,
     *,
     asks_static: bool = False,
     words: Words = IN_WRT,
@@ -143,7 +143,7 @@ def ask(
     return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(root_place)
 
 
-class _Visit(NamedTuple):
+class _FilterVisit(NamedTuple):
     """A record, reached on one path.
 
     Attributes:
@@ -157,7 +157,7 @@ class _Visit(NamedTuple):
 
     record: int
     keys: Path
-    place: Place
+    place: LeafPlace
     spec: AnyFilter
     is_done: bool = False
     is_below_view: bool = False
@@ -186,9 +186,9 @@ class _Questions:
         self._visited: set[int] = set()
         self._num_repeated = 0
         # Record → its first visit outside views. Empty if the tree has no views.
-        self._visits_outside_views: dict[int, _Visit] = {}
+        self._visits_outside_views: dict[int, _FilterVisit] = {}
 
-    def asked_from(self, root_place: Place) -> Answers:
+    def asked_from(self, root_place: LeafPlace) -> Answers:
         """Asks the filter about all leaves: once for each record, or for each path if the filter looks at paths.
 
         Args:
@@ -197,7 +197,7 @@ class _Questions:
         Raises:
             SharingMismatchError: if the prefix does not fit, or has static values that were copied from the tree.
         """
-        root = _Visit(self._tree.root, (), root_place, self._spec)
+        root = _FilterVisit(self._tree.root, (), root_place, self._spec)
         if any(type(op) is Node and op.type.is_view for op, _ in self._tree.records):
             self._visits_outside_views = self._find_visits_outside_views(root)
         # Answers whose parents have none yet. The answers of a node's children are the last ones when the node is done.
@@ -233,9 +233,9 @@ class _Questions:
         # The last answer is that of the root. It is None if the tree has no leaves.
         return Answers(False if pending[0] is None else pending[0], self._of_leaves)
 
-    def _find_visits_outside_views(self, root: _Visit) -> dict[int, _Visit]:
+    def _find_visits_outside_views(self, root: _FilterVisit) -> dict[int, _FilterVisit]:
         """Finds the first visit of each record on paths that lead through no view."""
-        first_visits: dict[int, _Visit] = {}
+        first_visits: dict[int, _FilterVisit] = {}
         stack = [root]
         while stack:
             visit = stack.pop()
@@ -249,7 +249,7 @@ class _Questions:
                     stack.extend(reversed(self._visits_of_children(visit)))
         return first_visits
 
-    def _count(self, visit: _Visit) -> None:
+    def _count(self, visit: _FilterVisit) -> None:
         """Counts a visit of a node if the node was visited before.
 
         Raises:
@@ -261,7 +261,7 @@ class _Questions:
         if self._num_repeated > MOST_REPEATED_VISITS:
             raise too_many_paths(self._words.option, _num_paths(self._tree, self._of_leaves))
 
-    def _of_leaf(self, visit: _Visit) -> bool | None:
+    def _of_leaf(self, visit: _FilterVisit) -> bool | None:
         """Asks the filter about a leaf, and stores the answer.
 
         Returns:
@@ -279,12 +279,12 @@ class _Questions:
         self._of_leaves[visit.record].append(Asked(visit.keys, visit.place.path, answer))
         return answer
 
-    def _is_dag(self, visit: _Visit) -> bool:
+    def _is_dag(self, visit: _FilterVisit) -> bool:
         """Returns True if a record is a `Dag` and the prefix has no `Dag` in its place."""
         has_dag_in_prefix = isinstance(visit.spec, FilterPrefix) and isinstance(visit.spec.tree, Dag)
         return isinstance(self._tree.objects[visit.record], Dag) and not has_dag_in_prefix
 
-    def _of_dag(self, visit: _Visit) -> Any:
+    def _of_dag(self, visit: _FilterVisit) -> Any:
         """Asks the filter about the leaves of a `Dag`, at their paths in the Dag's model, and stores the answers.
 
         The record of the `Dag` itself has a flat list of leaves, whose paths mean nothing to the user.
@@ -302,7 +302,7 @@ class _Questions:
                 self._of_leaves[child].append(Asked((*visit.keys, key), visit.place.path, answer))
         return _joined(answers)
 
-    def _visits_of_children(self, visit: _Visit) -> list[_Visit]:
+    def _visits_of_children(self, visit: _FilterVisit) -> list[_FilterVisit]:
         """Makes the visits of a node's children, each with its place and its part of the prefix."""
         op, children = self._tree.records[visit.record]
         assert type(op) is Node
@@ -316,13 +316,13 @@ class _Questions:
             return prefixes_of_children(part, op, len(children), self._words.option, visit.keys)
 
         parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
-        visits: list[_Visit] = []
+        visits: list[_FilterVisit] = []
         for key, child, part in zip(op.keys, children, parts, strict=True):
             # NNX's path of the array in a variable is the path of the variable.
             step = () if place.variable is not None else (step_of_path(key),)
             child_place = place._replace(path=(*place.path, *step))
             is_below_view = visit.is_below_view or op.type.is_view
-            child_visit = _Visit(child, (*visit.keys, key), child_place, part, is_below_view=is_below_view)
+            child_visit = _FilterVisit(child, (*visit.keys, key), child_place, part, is_below_view=is_below_view)
             # An array that a view is computed from is asked about at its place outside the view, if it has one. So
             # `head.kernel.of[0]` is selected if and only if `embed.embedding`, the same array, is.
             visits.append(self._visits_outside_views.get(child, child_visit) if is_below_view else child_visit)
@@ -347,7 +347,7 @@ def _joined(answers: Sequence[Any]) -> Any:
     return branch_of(tuple([answer if answer is not None else False for answer in answers]))
 
 
-def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: Place, words: Words) -> list[bool]:
+def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: LeafPlace, words: Words) -> list[bool]:
     """Asks a filter about the leaves of a `Dag`, at all paths in its model. Returns one answer for each leaf.
 
     Args:
@@ -392,10 +392,10 @@ def _selected_somewhere(
     return InconsistentSharingError(
         "\n".join(
             [
-                f"One leaf of a `Dag`, but `{words.option}` selects it at one path and not at another:",
+                f"`{words.option}` selects one leaf of a `Dag` at one path and not at another:",
                 *lines[:MOST_PATHS],
                 code_that_selects(other_paths, spec, words.option)
-                + "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
+                + "A `Dag` has each leaf once. Select it at all of its paths, or untie it before:",
                 "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
             ]
         ),
@@ -444,9 +444,8 @@ def too_many_paths(option: str, text: str) -> ValueError:
         text: a clause that counts the paths, such as "10 paths lead to the leaves of the tree".
     """
     return ValueError(
-        f"`{option}` looks at paths, and {text}.\n"
-        "What is tied is selected at all of its paths or at none, so a function of a path is asked at each. A class, "
-        "or a function of a leaf, is asked about each leaf once:\n"
+        f"`{option}` is a function of paths, and {text}.\n"
+        "Such a function is called for every path. A class, or a function of a leaf, is asked about each leaf once:\n"
         f"    {option} = lambda leaf: getattr(leaf, 'ndim', 0) > 1"
     )
 
@@ -541,17 +540,17 @@ def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError
     """Makes the error for a part of a prefix that is no filter at the path of a leaf."""
     path, name = jtu.keystr(keys), option.name
     if callable(part):
-        advice = f"If this is meant to be called, say so:\n    {name} = lambda leaf: spec(leaf)"
+        advice = f"If it is to be called with each leaf:\n    {name} = lambda leaf: spec(leaf)"
     elif isinstance(part, str):
         advice = (
-            "A string in a tree may be a static value. A tag of NNX is there in a list:\n"
+            "Inside a tree, a string counts as a static value. To select by a tag of NNX, put it into a list:\n"
             f"    {name} = equinox.tree_at(lambda tree: tree{path}, {name}, [{part!r}])"
         )
     else:
         advice = "Write True or False there."
     return SharingMismatchError(
-        f"`{name}` has a `{name_of_class(part)}` at `{path}`, where it must say what to select. It is made of booleans "
-        f"and functions that take a leaf, in the nodes of the tree. {advice}",
+        f"`{name}` has a `{name_of_class(part)}` at `{path}`, where it must have a boolean or a function that takes a "
+        f"leaf. {advice}",
         (path,),
     )
 
@@ -566,12 +565,11 @@ def _static_values_in_prefix(occurrences: Sequence[tuple[FilterPrefix, Path]]) -
     value, name = first_part.tree, first_part.option.name
     paths = [jtu.keystr(keys) for _, keys in occurrences]
     return SharingMismatchError(
-        f"`{name}` has {shown(value)} at {listed(paths)}, where the tree has a static value. That is "
-        "no boolean, and a function there would be called as a filter.\n"
-        "`sharedtree.tree.map` maps the traced leaves, and keeps the static ones. A specification that has a boolean "
-        "at every leaf begins as\n"
+        f"`{name}` has {shown(value)} at {listed(paths)}, where the tree has a static value and the specification "
+        "must have a boolean.\n"
+        "`sharedtree.tree.map` keeps static values. Begin with a specification that has a boolean at every leaf:\n"
         f"    {name} = sharedtree.tree.filter(model, False, replace=False)\n"
-        "and one that has booleans at all other leaves is completed by\n"
+        "Or replace the static values in this one:\n"
         f"    {name} = sharedtree.tree.filter({name}, lambda leaf: isinstance(leaf, bool), replace=False)",
         paths,
     )

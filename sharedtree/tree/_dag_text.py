@@ -56,7 +56,7 @@ class _Place(NamedTuple):
     child_index: int
 
 
-class _Line(NamedTuple):
+class _TextLine(NamedTuple):
     """A record to print, or complete text.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Text:
             if len(root_text) <= _WIDTH - len("Dag()"):
                 yield root_text
                 return
-        stack = [_Line("", self._root, 1, "")]
+        stack = [_TextLine("", self._root, 1, "")]
         while stack:
             prefix, number, depth, suffix = stack.pop()
             indent = "  " * min(depth, _MOST_INDENT)
@@ -128,13 +128,13 @@ class _Text:
             opening, closing = self._brackets(number)
             yield indent + prefix + self._with_mark(number, opening)
             # The stack is last in, first out: the closing bracket goes in first, and the first child last.
-            stack.append(_Line(closing, None, depth, suffix))
+            stack.append(_TextLine(closing, None, depth, suffix))
             for i in range(len(children) - 1, -1, -1):
                 name = self._child_name(number, i)
                 if self._is_repeated(number, i):
-                    stack.append(_Line(name + self._marks[children[i]], None, depth + 1, ","))
+                    stack.append(_TextLine(name + self._marks[children[i]], None, depth + 1, ","))
                 else:
-                    stack.append(_Line(name, children[i], depth + 1, ","))
+                    stack.append(_TextLine(name, children[i], depth + 1, ","))
 
     def _is_repeated(self, number: int, i: int) -> bool:
         """Returns True if child `i` of a record is tied and printed at an earlier place. Here only its mark is."""

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..core._comparison import short_text
 from ..core._errors import definition_of
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import flat_dag_of
@@ -40,7 +41,7 @@ MOST_CANDIDATES = 5
 """The largest number of values and paths in an error about a filter without a selection."""
 
 
-class Place(NamedTuple):
+class LeafPlace(NamedTuple):
     """A leaf, its path, and the objects that hold it: all that filters ask about.
 
     Attributes:
@@ -83,7 +84,7 @@ class Filter(NamedTuple):
         asks_for_path: True if the filter may answer differently at two paths of one leaf with one value and one holder.
     """
 
-    selects: Callable[[Place], bool]
+    selects: Callable[[LeafPlace], bool]
     asks_for_path: bool = False
 
 
@@ -112,11 +113,11 @@ OF_TREE = Option("filter_spec", "sharedtree.tree.partition(model, ", "leaf")
 """The parameter of `tree.filter` and `tree.partition`. As in Equinox, an ambiguous function gets the leaf."""
 
 
-def _selects_nothing(place: Place) -> bool:  # noqa: ARG001
+def _selects_nothing(place: LeafPlace) -> bool:  # noqa: ARG001
     return False
 
 
-def _selects_everything(place: Place) -> bool:  # noqa: ARG001
+def _selects_everything(place: LeafPlace) -> bool:  # noqa: ARG001
     return True
 
 
@@ -280,8 +281,8 @@ def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path
         return option.calls_with
     if not takes_leaf and not takes_two:
         raise TypeError(
-            f"`{option.name}` calls {definition_of(function)} with a leaf, or with a path and the value that is there. "
-            "It can be called neither with one argument nor with two. Such functions can:\n"
+            f"{definition_of(function)} cannot be a filter for `{option.name}`, since it takes neither one argument, "
+            "a leaf, nor two, a path and the value there. These functions can:\n"
             f"    {option.code}lambda leaf: leaf.ndim > 1)\n"
             f"    {option.code}lambda path, value: path[-1] != 'bias')"
         )
@@ -297,12 +298,12 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _answer(function: Callable[..., Any], place: Place, option: Option) -> bool:
+def _answer(function: Callable[..., Any], place: LeafPlace, option: Option) -> bool:
     """Calls a function of a path and a value, and returns its boolean."""
     return _checked(function(place.path, place.value), function, place, option)
 
 
-def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Option) -> bool:
+def _checked(answer: Any, function: Callable[..., Any], place: LeafPlace, option: Option) -> bool:
     """Returns the answer of a filter as a bool.
 
     Args:
@@ -317,24 +318,22 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
-        f"`{option.name}` says of each path and value whether to select it, True or False; at {place.path!r} "
-        f"{definition_of(function)} returned {shown(answer)}. What an array holds cannot decide, for it may not be "
-        "known yet; what is known of it can:\n"
+        f"{definition_of(function)} must return True or False for `{option.name}`, but returned {short_text(answer)} "
+        f"at {place.path!r}. The values in an array cannot decide, since they may be traced. Its shape and dtype "
+        "can:\n"
         f"    {option.code}lambda path, value: value.ndim > 1)"
     )
 
 
 def _no_filter(spec: Any, option: Option) -> TypeError:
     """Returns the error for a specification if it is no filter."""
-    advice = "For example"
+    advice = "For example:"
     # `grad(f, wrt=1)` is `argnums` by mistake.
     if isinstance(spec, int) and option.code.startswith("sharedtree.grad"):
-        advice = (
-            "Which argument is differentiated is said by\n    sharedtree.grad(f, argnums=1)\nand which of its leaves by"
-        )
+        advice = "`argnums` selects the argument:\n    sharedtree.grad(f, argnums=1)\n`wrt` selects its leaves:"
     return TypeError(
-        f"`{option.name}` is a filter: a class, a tag, a function of a leaf or of a path and a value, several of "
-        f"these, or a tree of booleans, not {shown(spec)}. {advice}\n"
+        f"`{option.name}` must be a filter, not {shown(spec)}: a class, a tag, a function of a leaf or of a path and "
+        f"a value, several of these, or a tree of booleans. {advice}\n"
         f"    {option.code}lambda path, value: path[-1] != 'bias')"
     )
 
@@ -342,7 +341,7 @@ def _no_filter(spec: Any, option: Option) -> TypeError:
 # Advice if a filter selects nothing ---------------------------------------------------------------------------------
 
 
-def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str:
+def how_to_select(candidates: Sequence[LeafPlace], spec: Any, option: Option) -> str:
     """Returns text for an error about a filter without selected leaves: some candidates, and code to select one.
 
     Args:
@@ -357,9 +356,9 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     lines = [f"    `{name_of_class(place.value)}` at {place.path!r}" for place in candidates[:MOST_CANDIDATES]]
     if len(candidates) > MOST_CANDIDATES:
         lines.append(f"    … and {len(candidates) - MOST_CANDIDATES} more")
-    advice = "Give one or more of these classes, or a function of both:"
+    advice = "Use one or more of these classes, or a function of a path and a value:"
     if tags:
-        advice = "A string is an NNX tag; for a path write"
+        advice = "A string is a tag of NNX. For a path, use a function:"
     step = _step_in(candidates[0], words)
     code = f"    {option.code}lambda path, value: path == {candidates[0].path!r})"
     if step is not None:
@@ -367,7 +366,7 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     return "\n".join(["It was asked about these values and paths:", *lines, advice, code])
 
 
-def _step_in(place: Place, words: set[str]) -> Any:
+def _step_in(place: LeafPlace, words: set[str]) -> Any:
     """Returns the last step in the path of a place whose text is one of the words. None if no step is."""
     return next((step for step in reversed(place.path) if str(step) in words), None)
 

@@ -119,7 +119,7 @@ def _floating_dtype(dtype: Any) -> np.dtype[Any]:
             f"`cast` takes a floating-point dtype, and {shown(dtype)} is {kind}. It casts floating-point leaves only, "
             "from one precision to another:\n"
             "    model = sharedtree.tree.cast(model, jnp.bfloat16)\n"
-            "Other casts, such as one to integers, are a function of each leaf:\n"
-            f"    model = sharedtree.tree.map(lambda leaf: leaf.astype(dtype), model)"
+            "For other casts, such as to integers, map a function:\n"
+            "    model = sharedtree.tree.map(lambda leaf: leaf.astype(dtype), model)"
         )
     return numpy_dtype

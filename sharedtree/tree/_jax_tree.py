@@ -36,7 +36,7 @@ from ._stacked_modules import report_stacked_modules
 T = TypeVar("T")
 
 
-class Advice(Protocol):
+class HowToTie(Protocol):
     """A function that makes the advice in an error about a tree that lacks ties of another tree.
 
     Its arguments are the names of the two trees in code, and True if the tied leaf stands in plain containers.
@@ -263,7 +263,7 @@ def _mapped(
     return _put_together(structure, leaves, results)
 
 
-def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: Advice) -> T:
+def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: HowToTie) -> T:
     """Applies a function to each traced leaf of a model and its update. Errors call the trees `model` and `updates`.
 
     Args:
@@ -284,7 +284,7 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     return _put_together(structure, leaves, [f(leaf, update) for leaf, update in zip(leaves, column, strict=True)])
 
 
-def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie: Advice) -> None:
+def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie: HowToTie) -> None:
     """Raises an error unless a second tree has the nodes and the ties of a first one.
 
     Args:
@@ -301,7 +301,7 @@ def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie
     _aligned(pack_exactly(tree)[1], aligned_tree, _NamesOfTrees(name, like, f"the {like}", how_to_tie))
 
 
-def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: Advice) -> T:
+def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: HowToTie) -> T:
     """Applies a function to the path, the new and the old value of each traced leaf. Errors call the trees so, too.
 
     If `new` has None at a path, `old` may have anything there, and the result has None.
@@ -349,10 +349,10 @@ def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any
             path1, path2 = jtu.keystr(paths[first_index]), jtu.keystr(paths[index])
             raise SharingMismatchError(
                 f"`{path1}` and `{path2}` are one leaf in `old`, but two objects in `new`.\n"
-                "The result would have two leaves, so the tie would be lost. If the two hold one value, because a "
-                "function that sees trees, such as `jax.tree.map`, has parted them, put the tie back:\n"
+                "The result would have two leaves, so the tie would be lost. If their values are equal, because a "
+                "function such as `jax.tree.map` untied them, put the tie back:\n"
                 "    new = sharedtree.retie(new, like=old)\n"
-                "If they are meant to be two:\n"
+                "If they are meant to be separate:\n"
                 "    old = sharedtree.untie(old)",
                 (path1, path2),
             )
@@ -376,9 +376,9 @@ def _refuse_static(static: Static, update: Any, path: Path) -> None:
     if update is not None and not is_copied:
         text = jtu.keystr(path)
         raise SharingMismatchError(
-            f"`updates` has an update for `{text}`, which is static in the model: {shown(value)}. What is static is "
-            "part of the structure and is not updated.\n"
-            "Make it an array in the model, if it is to be trained, or leave it out of the updates:\n"
+            f"`updates` has an update for `{text}`, which is static in the model: {shown(value)}. Static values are "
+            "not updated.\n"
+            "If it is to be trained, make it an array in the model. Otherwise leave it out of the updates:\n"
             "    updates = sharedtree.tree.filter(updates, eqx.is_inexact_array)",
             (text,),
         )
@@ -410,7 +410,7 @@ class _NamesOfTrees(NamedTuple):
     name: str
     like: str
     title: str
-    advice: Advice
+    advice: HowToTie
 
 
 def _nothing_to_refuse(static: Static, value: Any, path: Path) -> None:
@@ -480,7 +480,7 @@ def _aligned_records(
             in_containers = pair.left in FlatDag.of(structure).outside
             raise SharingMismatchError(
                 f"`{path1}` and `{path2}` are one leaf in {names.title}, but two objects in `{names.name}`.\n"
-                "Which of the two is meant cannot be known.\n"
+                "Nothing says which of the two is right.\n"
                 f"{names.advice(names.name, names.like, in_containers=in_containers)}",
                 (path1, path2),
             )

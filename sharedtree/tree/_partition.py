@@ -14,7 +14,7 @@ from ..core._sharing import text_with_keys
 from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
-from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in
+from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, LeafPlace, filter_or_prefix, how_to_select, strings_in
 
 T = TypeVar("T")
 
@@ -157,8 +157,9 @@ def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -
             f"    spec = eqx.tree_at(lambda m: (m{path1}, m{path2}), spec, replace_fn=lambda _: True)\n"
         )
     return InconsistentSharingError(
-        f"`{path1}` and `{path2}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
-        f"{treatments[1]} at the second.\n{fix}Or part them first: sharedtree.untie(model, lambda m: m{path2})",
+        f"`{path1}` and `{path2}` are one object, but for `filter_spec` it is {treatments[0]} at the first path and "
+        f"{treatments[1]} at the second.\n"
+        f"{fix}Or untie it first: sharedtree.untie(model, lambda m: m{path2})",
         (path1, path2),
         treatments,
     )
@@ -167,9 +168,9 @@ def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -
 def _raise_no_tag(walked: FlatDag, filter_spec: Any) -> NoReturn:
     """Raises the error for a string as the filter, if nothing in the tree has that tag of Flax NNX."""
     # All places that the user's filter was asked about.
-    places: list[Place] = []
+    places: list[LeafPlace] = []
 
-    def collect(place: Place) -> bool:
+    def collect(place: LeafPlace) -> bool:
         places.append(place)
         return True
 

@@ -126,8 +126,8 @@ def _fix_for_none(path: str) -> str:
 def _nothing_to_replace() -> SharingMismatchError:
     """Makes the error for a `where` that returned no node, where `replace_fn` was to be called."""
     return SharingMismatchError(
-        "`where` returned no node, so there is nothing that `replace_fn` could be called with.\n"
-        "Most often it looks for the wrong thing. If a tree may have no such node, ask first:\n"
+        "`where` returned no node, so `replace_fn` has nothing to replace.\n"
+        "Probably `where` is wrong. If a tree may have no such node, check that first:\n"
         "    model = sharedtree.tree.at(where, model, replace_fn=replace_fn) if where(model) else model"
     )
 
@@ -217,7 +217,7 @@ class _Edit(NamedTuple):
                 outer = next(paths[t][0] for t in self.targets if t != target and target in self._reached([t]))
                 raise SharingMismatchError(
                     f"`where` returned the node at `{outer}` and, inside it, the one at `{inner}`. Since the first is "
-                    "replaced, there is no place for what should replace the second.\n"
+                    "replaced, the second has no place any more.\n"
                     "Replace the one after the other:\n"
                     f"    model = sharedtree.tree.at(lambda m: m{inner}, model, inner)\n"
                     f"    model = sharedtree.tree.at(lambda m: m{outer}, model, outer)",
@@ -416,8 +416,8 @@ def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
     paths = tree.paths_of_edges[target]
     if len(paths) == 1:
         return InconsistentSharingError(
-            f"`where` returned the node at `{paths[0]}` twice, with two different replacements. It has one place, so "
-            "it has one replacement:\n"
+            f"`where` returned the node at `{paths[0]}` twice, with two different replacements. Give one "
+            "replacement:\n"
             f"    model = sharedtree.tree.at(lambda m: m{paths[0]}, model, new)",
             paths,
             ["replaced"],
@@ -425,9 +425,9 @@ def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
     names = ", ".join(f"`{path}`" for path in paths)
     return InconsistentSharingError(
         f"`where` returned one node twice, with two different replacements. It is tied: its paths are {names}.\n"
-        "What is tied is replaced at every path. Give one replacement:\n"
+        "A tied node is replaced at all of its paths. Give one replacement:\n"
         f"    model = sharedtree.tree.at(lambda m: m{paths[0]}, model, new)\n"
-        "or part the paths first, and replace then:\n"
+        "or untie it before the replacement:\n"
         f"    model = sharedtree.untie(model, lambda m: m{paths[-1]})",
         paths,
         ["replaced"] * len(paths),
@@ -440,10 +440,12 @@ def _report(tie: _LostTie) -> None:
     report_untied(
         policy.on_untie,
         definition_of_caller(),
-        f"{listed(tie.paths)} were one object, but what replaces `{tie.replaced}` has another one there, which cannot "
-        "take its place everywhere: it differs in class, statics, shape or dtype, or there are several.",
-        "Give replacements that hold what was there, or one new object of the same kind. If the tie is meant to go, "
-        f"say so before:\n    model = sharedtree.untie(model, lambda m: m{tie.replaced})",
+        f"{listed(tie.paths)} were one object, but the replacement of `{tie.replaced}` has another object there, "
+        "which cannot be used at all of these paths: it differs in class, static values, shape or dtype, or there are "
+        "several.",
+        "Give a replacement that holds the old object, or one new object of the same kind. If the tie is meant to be "
+        "lost, untie it before:\n"
+        f"    model = sharedtree.untie(model, lambda m: m{tie.replaced})",
         tie.paths,
     )
     # A transform that returns the result need not report it again.

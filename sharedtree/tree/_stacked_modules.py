@@ -65,8 +65,8 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
     paths_text = listed(full_paths) if len(full_paths) < 4 else f"{listed(full_paths[:2])} (and {num_more} more)"
     more_text = f"; {len(shared_modules) - 1} more modules, too" if len(shared_modules) > 1 else ""
     fact = (
-        f"{paths_text} are one `{first.kind}`, which `map` has stacked with itself{more_text}. So it has become "
-        "several, with a gradient and updates for each."
+        f"{paths_text} are one `{first.kind}`, which `map` has stacked with itself{more_text}. So it became several, "
+        "each with its own gradient and updates."
     )
     fixes: list[str] = []
     # The root cannot be taken out of itself.
@@ -75,7 +75,10 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
             "Take it out before, and keep it beside the result:",
             f"    tree, *rest = [sharedtree.tree.at(lambda m: m{path}, each, None) for each in (tree, *rest)]",
         ]
-    fixes += ["If they are meant to be several, say so before:", "    tree, *rest = sharedtree.untie((tree, *rest))"]
+    fixes += [
+        "If they are meant to be separate, untie them before:",
+        "    tree, *rest = sharedtree.untie((tree, *rest))",
+    ]
     count = len(shared_modules)
     report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), full_paths, count=count)
 

@@ -183,7 +183,9 @@ def a_file_that_has_no_name(path):
         assert st.load(f"/dev/fd/{file.fileno()}") == [7]
         file.close()
 
-    return Scenario(lambda: st.save(f"/dev/fd/{file.fileno()}", [1]), OSError, {"model": [7], "open": open}, after)
+    return Scenario(
+        lambda: st.save(f"/dev/fd/{file.fileno()}", [1]), OSError, {"model": [7], "open": open, "file": file}, after
+    )
 
 
 @scenario

@@ -181,7 +181,7 @@ def test_no_copy_of_the_arrays(make):
 
 def test_what_cannot_be_written():
     bad = ({"sharedtree": "x"}, {"sharedtree.x": "x"}, {"x": "\udc00"}, {"\udc00": "x"}, {"x": 1}, {1: "x"})
-    words = ["`sharedtree` is taken", "taken", "surrogate", "surrogate", "texts to texts", "texts to texts"]
+    words = ["`sharedtree` is taken", "taken", "surrogate", "surrogate", "strings to strings", "strings to strings"]
     for metadata, match in zip(bad, words, strict=True):
         file = io.BytesIO()
         with pytest.raises(ValueError, match=match):

@@ -180,7 +180,9 @@ def test_steps_with_a_prefix(length, tmp_path):
             (1, "ck_1" if length is None else "ck_00000001"),
             (11, "ck_11" if length is None else "ck_00000011"),
         ):
-            with pytest.raises(st.errors.FormatError, match=f"/{folder}` has no manifest.*(\n.*)*JsonRestore\\(\\)"):
+            with pytest.raises(
+                st.errors.FormatError, match=f"/{folder}` has no readable manifest.*(\n.*)*JsonRestore\\(\\)"
+            ):
                 orbax.restore(manager, step)
 
 
@@ -321,10 +323,10 @@ def with_text(old, new):
 
 # How the item with the manifest is changed → what is said.
 DAMAGE = [
-    (lambda item: b"", "no manifest that can be read"), (lambda item: item[:-9], "no manifest that can be read"),
-    (lambda item: b"[" * 100_000, "no manifest that can be read"), (lambda item: b"[]", "no manifest that can be read"),
-    (lambda item: b"null", "no manifest that can be read"), (lambda item: b"\xff\xfe", "no manifest that can be read"),
-    (lambda item: b'{"sharedtree": {}}', "no manifest that can be read"),
+    (lambda item: b"", "no readable manifest"), (lambda item: item[:-9], "no readable manifest"),
+    (lambda item: b"[" * 100_000, "no readable manifest"), (lambda item: b"[]", "no readable manifest"),
+    (lambda item: b"null", "no readable manifest"), (lambda item: b"\xff\xfe", "no readable manifest"),
+    (lambda item: b'{"sharedtree": {}}', "no readable manifest"),
     (lambda item: item.replace(b"embed", b"embeD"), "the digest"), (lambda item: None, "not saved by sharedtree"),
     (with_text('"root":', '"root"'), "not JSON"), (with_text('"format":1', '"format":4'), "reads up to 1"),
     (with_text("[2,3]", "[3,2]"), "another checkpoint"), (with_text("float32", "float16"), "another checkpoint"),

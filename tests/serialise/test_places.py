@@ -252,7 +252,7 @@ def test_a_file_that_has_no_name_any_more(is_taken, tmp_path):
         if is_taken:
             (tmp_path / "model (deleted)").write_bytes(b"another")
         given = f"/dev/fd/{file.fileno()}"
-        with pytest.raises(OSError, match="is a file that has no name any more") as raised:
+        with pytest.raises(OSError, match="is a file that was deleted") as raised:
             st.save(given, [1])
         assert raised.value.errno == errno.EINVAL
         assert st.load(given) == list(range(1000))

@@ -181,7 +181,7 @@ def test_a_file_of_ours_that_another_program_wrote_again(tmp_path):
 
 def test_options_that_need_a_tree(path):
     for name, value in {"like": {}, "trusted": "a", "renames": {"a:B": "c:D"}, "select": "b", "strict": False}.items():
-        with pytest.raises(ValueError, match=f"`{name}` says something of a tree, and `.*` has none"):
+        with pytest.raises(ValueError, match=f"`{name}` needs a tree, but `.*` has none"):
             load(path, **{name: value})
 
 

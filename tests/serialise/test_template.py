@@ -157,11 +157,11 @@ def test_all_differences_are_listed_at_once(path):
     text = str(raised.value)
     assert set(raised.value.paths) == DIFFERENT_PATHS
     for line in (
-        f"`{path}` does not hold what the template asks for",
+        f"`{path}` does not fit the template",
         "`['shape']`: the file has float32[2, 3], the template float32[3, 2]",
         "`['dtype']`: the file has float16[2], the template float32[2]",
-        "`['tied in the file'][1]`: the file has one object with `['tied in the file'][0]`, the template another one",
-        "`['tied in the template'][1]`: the file has another object than `['tied in the template'][0]`, the",
+        "`['tied in the file'][1]`: the file has the same object as `['tied in the file'][0]`, the template another",
+        "`['tied in the template'][1]`: the file has a different object than `['tied in the template'][0]`, the",
         "sharedtree.load(path, like=template, strict=False, trusted=[tests.serialise.test_template.Block])",
     ):
         assert line in text, line
@@ -197,7 +197,7 @@ def test_what_fits_is_loaded(path):
 
 
 def test_ties_of_modules(path):
-    for tied, words in ((True, "another one"), (False, "one object with it")):
+    for tied, words in ((True, "another object"), (False, "the same object")):
         st.save(path, model(tied=tied))
         with pytest.raises(st.errors.StructureMismatchError, match=words) as raised:
             st.load(path, like=model(tied=not tied))
@@ -294,7 +294,7 @@ def test_a_tie_at_any_key():
     for held, template in (([w, w], [w, x]), ([w, x], [w, w])):
         trees = [{"a|{b}": each[0], "c": each[1]} for each in (held, template)]
         with pytest.raises(
-            st.errors.StructureMismatchError, match=r"with `\['a\|\{b\}'\]`|than `\['a\|\{b\}'\]`"
+            st.errors.StructureMismatchError, match=r"as `\['a\|\{b\}'\]`|than `\['a\|\{b\}'\]`"
         ) as raised:
             st.load(st.to_bytes(trees[0]), like=trees[1])
         assert raised.value.paths == ("['c']",)
@@ -312,8 +312,8 @@ def test_other_ties_of_what_can_be_changed_are_reported():
         value, other = MUTABLE[kind](), MUTABLE[kind]()
         tied, parted = {"a": value, "b": value}, {"a": value, "b": other}
         for held, template, words in (
-            (tied, parted, "one object with `['a']`"),
-            (parted, tied, "another object than `['a']`"),
+            (tied, parted, "the same object as `['a']`"),
+            (parted, tied, "a different object than `['a']`"),
         ):
             loaded, report = st.load(st.to_bytes(held), like=template, strict=False)
             assert (loaded["a"] is loaded["b"]) is (template is tied)

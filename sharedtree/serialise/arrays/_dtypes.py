@@ -84,7 +84,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     """Returns the name of a dtype in the manifest. Raises `TypeError` if its arrays cannot be stored."""
     name = name_if_storable(dtype)
     if name is None:
-        raise TypeError(f"Arrays of dtype `{dtype}` have no place in a sharedtree file.")
+        raise TypeError(f"Arrays of dtype `{dtype}` cannot be saved in a sharedtree file.")
     return name
 
 
@@ -252,8 +252,8 @@ def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str, a
 
 
 # What a user can do about booleans that are neither 0 nor 1: in a file of ours, and in a file of another program.
-AS_TRUE = " Or take all bytes but 0 for true:\n    sharedtree.load(path, verify=False)"
-AS_TRUE_IN_FOREIGN = " Or take all bytes but 0 for true:\n    sharedtree.load(path, foreign=True, verify=False)"
+AS_TRUE = " Or read all bytes but 0 as True:\n    sharedtree.load(path, verify=False)"
+AS_TRUE_IN_FOREIGN = " Or read all bytes but 0 as True:\n    sharedtree.load(path, foreign=True, verify=False)"
 
 
 def normalise_bools(array: Any) -> Any:
@@ -385,7 +385,7 @@ def _require_memory(name: str, array: Any) -> None:
     if isinstance(array, jax.Array) and array.is_deleted():
         raise UnserialisableError(
             f"The array at `{printable(name)}` was donated or deleted while it was being saved. A save in the "
-            "background needs arrays that nobody donates. Copy the model before that begins, and save the copy:\n"
+            "background needs arrays that stay. Copy the model before the save begins, and save the copy:\n"
             "    snapshot = sharedtree.copy(model)\n"
             "    sharedtree.save(path, snapshot)",
             (name,),

@@ -162,15 +162,16 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
     # Orbax compresses with zstd, which decompresses one byte to 2**15 bytes at most. Twice that is allowed here. The
     # sum over the files ends as soon as it is large enough.
     if not any(nbytes > total // 2**16 for nbytes in itertools.accumulate(sizes_on_disk)):
-        raise disagreement_error(f"what lies on the disk is too little for their {total:,} bytes")
+        raise disagreement_error(f"the files are too small for their {total:,} bytes")
     # 3. The host has the memory: for all arrays together that stay on the host, and for each of the others alone. To
     # find out, so much is allocated for a moment, and not touched. TensorStore would end the process instead of
     # raising an error.
     sizes = [_nbytes(entry, placement) for entry, placement in wanted]
     is_on_host = jax.default_backend() == "cpu"
-    staying_bytes = sum(
-        nbytes for nbytes, (entry, _) in zip(sizes, wanted, strict=True) if is_on_host or entry.kind == "numpy"
-    )
+    staying_bytes = 0
+    for nbytes, (entry, _) in zip(sizes, wanted, strict=True):
+        if is_on_host or entry.kind == "numpy":
+            staying_bytes += nbytes
     needed = max(staying_bytes, *sizes)
     try:
         np.empty(needed, np.uint8)
@@ -193,7 +194,7 @@ def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
     expected = orbax_form(entry)
     if (dtype, shape) != expected:
         raise not_restored_error(
-            f"The array `{key_of(entry)}` of the checkpoint is {dtype}{list(shape or ())}, and to the manifest it is "
+            f"The array `{key_of(entry)}` of the checkpoint is {dtype}{list(shape or ())}, but the manifest says "
             f"{expected[0]}{list(expected[1])}. One of the two belongs to another checkpoint. "
         )
 

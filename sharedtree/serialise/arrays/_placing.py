@@ -310,9 +310,10 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
     for entry in of_jax:
         if not _is_dtype_of_jax(entry.dtype):
             raise FormatError(
-                f"`{printable(entry.tensor)}` is said to be JAX's and of dtype `{entry.dtype}`, which JAX "
-                f"{jax.__version__} does not have. The file is damaged or was made by hand; or a newer JAX made the "
-                "array, then update:\n    pip install --upgrade jax"
+                f"`{printable(entry.tensor)}` is a JAX array of dtype `{entry.dtype}` according to the file, but JAX "
+                f"{jax.__version__} does not have this dtype. The file is damaged, was made by hand, or has arrays of "
+                "a newer JAX. In the last case, update:\n"
+                "    pip install --upgrade jax"
             )
     # JAX would shorten such numbers to 32 bits, with a warning at most.
     shortened: list[ArrayEntry] = []
@@ -347,7 +348,7 @@ def _require_fitting(entry: ArrayEntry, placement: Placement) -> None:
         placement.shard_shape(shape)
     except ValueError as error:
         raise StructureMismatchError(
-            f"`{printable(entry.tensor)}` of shape {list(shape)} cannot be sharded as was asked: {error}\n"
+            f"`{printable(entry.tensor)}` of shape {list(shape)} cannot be sharded as requested: {error}\n"
             "Give it another sharding:\n"
             "    sharedtree.load(path, sharding=lambda name, struct: jax.devices()[0])",
             (entry.tensor,),
@@ -491,8 +492,8 @@ def require_select(select: Any) -> None:
     """Raises `TypeError` unless the user's `select` is a path, a function or None."""
     if select is not None and not isinstance(select, str) and not callable(select):
         raise TypeError(
-            f"`select` is a `{type(select).__qualname__}`. It can be the path of one part, which is a text, or a "
-            "function from the name of an array to whether it is wanted:\n"
+            "`select` must be the path of one part, as a string, or a function from the name of an array to a bool, "
+            f"not a `{type(select).__qualname__}`:\n"
             '    select = lambda name: name.startswith("encoder.")'
         )
 
@@ -509,7 +510,8 @@ def place_of(sharding: Shardings) -> Place:
         if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
             return placement
         raise TypeError(
-            f"`sharding` is or gives {placement!r}, which is neither a device nor a sharding. Give one of JAX's:\n"
+            f"`sharding` is or returns {placement!r}, which is neither a device nor a sharding of JAX. Use one of "
+            "these:\n"
             "    sharedtree.load(path, sharding=jax.devices()[0])"
         )
 

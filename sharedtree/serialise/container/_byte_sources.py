@@ -153,7 +153,7 @@ def progress_reporter(progress: ProgressOption, title: str) -> Iterator[Progress
     """
     if progress is not None and progress is not True and not callable(progress):
         raise TypeError(
-            f"`progress` is {progress!r}. Give True for a bar, or a function, or leave it out:\n"
+            f"`progress` is {progress!r}. It must be True, for a bar, or a function:\n"
             "    progress = lambda done, total: print(done, total)"
         )
     if progress is not True:

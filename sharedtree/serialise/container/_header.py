@@ -169,8 +169,9 @@ def blank_header(
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValueError(
-                f"`metadata` maps texts to texts, but has {key!r}: {value!r}. Write other values as texts, or put them "
-                'into the tree:\n    sharedtree.save(path, {"model": model, "config": config})'
+                f"`metadata` maps strings to strings, but has {key!r}: {value!r}. Convert other values to strings, or "
+                "put them into the tree:\n"
+                '    sharedtree.save(path, {"model": model, "config": config})'
             )
         if key.startswith("sharedtree"):
             raise ValueError(
@@ -371,9 +372,10 @@ def _require_ours(label: str, raw: bytes, metadata: Mapping[str, str]) -> None:
         raise UnsoundError("its header begins as that of a sharedtree file, and has no manifest")
     if "sharedtree" not in metadata:
         raise FormatError(
-            f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model. "
-            "To get the arrays, as JAX's or as NumPy's:\n"
-            "    tensors = sharedtree.load(path, foreign=True)\n    tensors = safetensors.numpy.load_file(path)"
+            f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model. To load "
+            "the arrays, into JAX or into NumPy:\n"
+            "    tensors = sharedtree.load(path, foreign=True)\n"
+            "    tensors = safetensors.numpy.load_file(path)"
         )
     if not raw.startswith(START, _LENGTH_BYTES):
         raise UnsoundError("its header does not begin as sharedtree writes it; another program rewrote the file")

@@ -122,7 +122,7 @@ _COPY = (
     "    model = sharedtree.copy(model)\n"
     "    sharedtree.save(file, model)"
 )
-_MAPPED = f"is mapped from it, and writing into the file would change what is yet to be written. {_COPY}"
+_MAPPED = f"is mapped from it, and writing into the file would change the data that must still be written. {_COPY}"
 _CUT_SHORT = (
     "was mapped from it, and the file has been cut short since, as opening it with `wb` does. Its values are lost. "
     "Nothing was written. Another time, open the file with `r+b`, or save to its path."

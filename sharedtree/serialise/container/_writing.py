@@ -209,7 +209,7 @@ def _mode_of(target: str, user_path: str) -> int | None:
     # `/dev/stdout` may lead to a file that was removed, and is "/tmp/out (deleted)" then. But a file may as well be
     # called so.
     if target.endswith(_DELETED) and not user_path.endswith(_DELETED) and not _is_same(user_path, target):
-        fact = f"`{shown}` is a file that has no name any more, so nothing can take its place."
+        fact = f"`{shown}` is a file that was deleted, so no new file can take its place."
         raise OSError(errno.EINVAL, f"{fact} {_advice_to_write_into(user_path)}\nNo name", user_path)
     return mode & 0o777
 
@@ -279,7 +279,7 @@ def _advice_to_save_at_home(name: str) -> str:
 def _advice_to_write_into(path: str) -> str:
     """Returns the advice to overwrite an existing file instead of replacing it."""
     return (
-        "Write into the file that is there, which is not whole until the end:\n"
+        "Write into the existing file, which is incomplete until the end:\n"
         f'    with open({path!r}, "r+b") as file:\n'
         "        sharedtree.save(file, model)\n"
         "        file.truncate()"

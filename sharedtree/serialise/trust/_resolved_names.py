@@ -136,14 +136,17 @@ def _error_for_missing(
         main: module of the program that wrote the file.
         renames: the user's `renames`. The calls in the error repeat its entries.
     """
-    lines = ["The file names what is not there:"]
+    lines = ["The file names objects that are not there:"]
     lines += [f"    `{current_names[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
     # Current name → name in a loaded module.
     moved = _find_moved_names([current_names[key] for key in faults], main)
     libraries = [library_of(root_of(current_names[key])) for key in faults]
     if all(current_names[key] in moved for key in faults):
         # `train.py` calls its class `__main__:Net`, and a program that imports `train` calls it `train:Net`.
-        lines += ["What programs define has other names for others. If these are meant, say so:"]
+        lines += [
+            "A class of the program that saved the file has another name in other programs. If these are the same, "
+            "load with:"
+        ]
         new_names = {name: moved[current_names[kind, name]] for kind, name in faults}
         lines += [_load_call(trusted=[], moved=new_names, renames=renames)]
     elif all(libraries):
@@ -153,7 +156,7 @@ def _error_for_missing(
     else:
         # The first name that is not of a library.
         first = next(name for (_, name), library in zip(faults, libraries, strict=True) if library is None)
-        lines += ["Install what is missing. If something was renamed or moved, say how:"]
+        lines += ["Install what is missing. If something was renamed or moved, give the new name:"]
         lines += [f"    renames={{{renames_as_code(renames, {first: 'new_module:NewName'})}}}"]
     return StructureMismatchError("\n".join(lines))
 
@@ -267,7 +270,7 @@ def _error_for_refused(
         main: module of the program that wrote the file.
         renames: the user's `renames`. The calls in the error repeat its entries.
     """
-    lines = ["The file names classes or functions that nobody allowed it to name, and nothing was loaded:"]
+    lines = ["The file names classes or functions that are not trusted, and nothing was loaded:"]
     if all(verdict.not_imported for verdict in refused.values()):
         lines = ["The file names classes or functions of modules that are not imported, and nothing was loaded:"]
     first_paths = [paths.get(key, ("",))[0] for key in refused]
@@ -493,10 +496,10 @@ def _advice_on_trust(
     absent = [qualname for qualname in qualnames_in_program if not _is_loaded(f"{MAIN}:{qualname}")]
     if absent:
         listed = ", ".join([f"`{qualname}`" for qualname in dict.fromkeys(absent)])
-        yield f"The program that wrote the file has what the one that runs now does not have: {listed}."
-        yield "Import that from the file that defines it. If you trust it, say so:"
+        yield f"The program that wrote the file defines {listed}, and this program does not."
+        yield "Import that from the file that defines it. If you trust it, load with:"
     else:
-        yield "If you trust them, say so:"
+        yield "If you trust them, load with:"
     other_modules = [name.partition(":")[0] for name in names if not _is_of_program(name, main)]
     yield from _import_lines([_module_to_import(module) for module in other_modules])
     new_names = {file_names[name]: moved_name for name, moved_name in moved.items()}

@@ -99,6 +99,21 @@ def _default_build(cls: type) -> Callable[[Parts, Node], Any]:
     return lambda parts, node: cls(*parts.children(node[1:]))
 
 
+def _walked(operands: Sequence[tuple[int, Operand]]) -> tuple[tuple[int, Operand], ...]:
+    """Returns those of a kind's operands, each with its position, whose children are walked children."""
+    return tuple([(i, operand) for i, operand in operands if operand.is_walked])
+
+
+def _in_path_order(name: str, operands: Sequence[tuple[int, Operand]]) -> list[tuple[int, Operand]]:
+    """Returns a kind's operands, each with its position, in the order of `steps`.
+
+    The keys and values of a mapping come first, then its other operands, such as a default factory. For other kinds,
+    the order is that of the row.
+    """
+    first_position = _NUMBER_OF_KEYS_OPERAND.get(name, 0)
+    return sorted(operands, key=lambda operand: operand[0] < first_position)
+
+
 TAKERS = {cls: kind.take or _default_take(kind) for kind in ROWS for cls in kind.types}
 """Class → function that takes its instances apart."""
 
@@ -111,21 +126,13 @@ TYPED = frozenset([kind.name for kind in ROWS if kind.operands[:1] == (TYPE,)])
 
 # Kind → its operands, each with its position in a node. Positions begin at 1, because the kind is the first entry.
 _OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in ROWS}
-# Kind → those of `_OPERANDS` whose children are walked children.
-_WALKED_OPERANDS = {
-    name: tuple([(i, operand) for i, operand in operands if operand.is_walked]) for name, operands in _OPERANDS.items()
-}
+_WALKED_OPERANDS = {name: _walked(operands) for name, operands in _OPERANDS.items()}
 # Kinds with keys, names of keywords, or members of sets: see `Kind.keyed`.
 _KEYED = [(kind.name, kind.keyed, kind.operands) for kind in ROWS if kind.keyed]
 # Kind of a mapping or set → position of the operand with its keys or members, which Python hashes. Partials are not
 # here: the names of their keywords are keys as well, but they are only texts.
 _NUMBER_OF_KEYS_OPERAND = {name: keyed for name, keyed, operands in _KEYED if operands[keyed - 1].is_walked}
-# Kind → its operands in the order of `steps`: first the keys and values of a mapping, then its other operands, such as
-# a default factory. For other kinds, the order is that of the row.
-_OPERANDS_IN_PATH_ORDER = {
-    name: sorted(operands, key=lambda operand: operand[0] < _NUMBER_OF_KEYS_OPERAND.get(name, 0))
-    for name, operands in _OPERANDS.items()
-}
+_OPERANDS_IN_PATH_ORDER = {name: _in_path_order(name, operands) for name, operands in _OPERANDS.items()}
 # Kinds whose nesting needs no bound.
 _DEEP = frozenset([kind.name for kind in ROWS if kind.is_deep])
 
@@ -311,9 +318,11 @@ def first_with_nan_key(nodes: Sequence[Node]) -> int | None:
     Returns:
         None if there is no such node.
     """
-    keys_by_node = {
-        i: node[_NUMBER_OF_KEYS_OPERAND[node[0]]] for i, node in enumerate(nodes) if node[0] in _NUMBER_OF_KEYS_OPERAND
-    }
+    keys_by_node: dict[int, Sequence[Any]] = {}
+    for i, node in enumerate(nodes):
+        position = _NUMBER_OF_KEYS_OPERAND.get(node[0])
+        if position is not None:
+            keys_by_node[i] = node[position]
     # Most files have no NaN and no node among the keys, and need no walk over all nodes.
     if not any(type(key) is int or is_nan(key) for keys in keys_by_node.values() for key in keys):
         return None

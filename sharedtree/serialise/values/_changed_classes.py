@@ -404,8 +404,9 @@ def require_sound_renames(renames: Renames) -> None:
     for old, new in renames.items():
         if not isinstance(old, str) or not is_well_formed(old):
             raise ValueError(
-                f"`renames` has the old name {old!r}, which can be in no file. Write the module, a colon, and the name "
-                'of the class, the function or the field:\n    renames={"old.module:Old.weight": "kernel"}'
+                f"`renames` has the old name {old!r}, which no file can have. Write the module, a colon, and the name "
+                "of the class, the function or the field:\n"
+                '    renames={"old.module:Old.weight": "kernel"}'
             )
         if new is not None and not isinstance(new, str) and not callable(new):
             raise TypeError(

@@ -270,12 +270,10 @@ class Plan:
             listed = ", ".join([f"`{printable(path)}`" for path in paths[:20]])
             option = f", renames={{{renames_as_code(self._renames, {})}}}" if self._renames else ""
             # The middle of the sentence below, without a template and with one.
-            fact = (
-                "what was left out comes" if like is None else "the template has nothing there: what was left out comes"
-            )
+            fact = "which must come" if like is None else "and the template has nothing there. This must come"
             raise StructureMismatchError(
-                f"`{label}` was saved without {listed}, and {fact} from a template of the same classes that has it. "
-                f"All else comes from the file:\n    model = sharedtree.load(path, like=template{option})",
+                f"`{label}` was saved without {listed}, {fact} from a template of the same classes. Everything else "
+                f"comes from the file:\n    model = sharedtree.load(path, like=template{option})",
                 paths,
             )
         return values
@@ -318,8 +316,8 @@ class Plan:
         if paths or names:
             listed = ", ".join([f"`{printable(path)}`" for path in dict.fromkeys(paths)][:20])
             raise StructureMismatchError(
-                f"`{label}` or the template has a `Dag`, whose model is one with what is beside it, at {listed}. A "
-                "template is not filled with parts of such a file. Load it as it is, or save `dag.tree` instead:\n"
+                f"`{label}` or the template has a `Dag`, at {listed}, whose model may share objects with the rest. "
+                "Such a template cannot be filled. Load the file as it is, or save `dag.tree` instead:\n"
                 f"    model = {call_without_template(_names(self._manifest), self._manifest.main, self._renames)}",
                 paths,
             )
@@ -354,8 +352,10 @@ class Plan:
             function = "tie" if is_tied_in_file else "untie"
             lines.append(f"    template = sharedtree.{function}(template, lambda m: {code})")
         if len(calls) > _MAX_TIE_CALLS:
-            lines.append("and likewise the others.")
-        lines.append(f"{'Or load' if calls else 'Load'} it as it is, or load what fits and see the rest reported:")
+            lines.append("and the others in the same way.")
+        lines.append(
+            f"{'Or load' if calls else 'Load'} it as it is, or load the parts that fit, with a report of the others:"
+        )
         names, main = _names(self._manifest), self._manifest.main
         lines.append(f"    model = {call_without_template(names, main, self._renames)}")
         options = options_beside(names, main, self._renames, Trust((), names_in(self._template)))
@@ -413,7 +413,10 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
     # are structs even now, and the template keeps its own.
     comparison = compare(tree, like, IdentityDict())
     template = comparison.template
-    fitting = {n: leaf for n, leaf in comparison.fitting_leaves.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    fitting = dict(comparison.fitting_leaves)
+    for number, leaf in comparison.fitting_leaves.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            del fitting[number]
     # Arrays of the file that have a place in the result.
     used = IdentitySet()
 

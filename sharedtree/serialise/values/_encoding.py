@@ -365,11 +365,10 @@ class _Walk:
         Args:
             root: the number of the node, or the atom, that is the root of this manifest.
         """
-        lists = [[tuple(entry.get(key, ())) for key in _LISTS] for entry in self.types]
-        types = [
-            TypeEntry(entry["name"], entry["kind"], fields, missing, extra)
-            for entry, (fields, missing, extra) in zip(self.types, lists, strict=True)
-        ]
+        types: list[TypeEntry] = []
+        for entry in self.types:
+            fields, missing, extra = [tuple(entry.get(key, ())) for key in _LISTS]
+            types.append(TypeEntry(entry["name"], entry["kind"], fields, missing, extra))
         return Manifest("", tuple(types), (), self.nodes, root, {}, ())
 
     def open_node(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, str]]:
@@ -627,9 +626,10 @@ class _Walk:
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
         paths = self.path(start), self.path()
         shown = [printable(path) for path in paths]
+        place = f"at `{shown[0]}`" if shown[0] else "at the root"
         raise CycleError(
-            f"A `{type(obj).__name__}` contains itself: it sits at `{shown[0]}` and again, within itself, at "
-            f"`{shown[1]}`.\nA DAG has no cycles. Break the cycle before you save:\n    tree{shown[1]} = None",
+            f"A `{type(obj).__name__}` contains itself: it sits {place} and again, within itself, at `{shown[1]}`.\n"
+            f"A DAG has no cycles. Break the cycle before you save:\n    tree{shown[1]} = None",
             paths,
         )
 

@@ -957,8 +957,8 @@ def _build_mesh(parts: Parts, node: Node) -> Mesh:
     devices_by_id = {device.id: device for device in jax.devices()}
     if len(devices_by_id) < count:
         raise StructureMismatchError(
-            f"The file holds a mesh of {count} devices, {' x '.join(map(str, sizes))}, and {len(devices_by_id)} are "
-            "here. Load it where there are enough; on a CPU more devices can be had with\n"
+            f"The file has a mesh of {count} devices, {' x '.join(map(str, sizes))}, but the number of devices here "
+            f"is {len(devices_by_id)}. Load it where there are enough. On a CPU, set their number:\n"
             f"    jax.config.update('jax_num_cpu_devices', {count})"
         )
     devices = np.empty(count, object)

@@ -123,8 +123,9 @@ class LeaveOut:
         if self._unused:
             listed = ", ".join([f"`{printable(entry)}`" for entry in self._unused])
             raise ValueError(
-                f"`leave_out` has {listed}, and the tree has nothing there. What is shared has one path, the first in "
-                "JAX's order. Leave out what the tree has, or nothing:\n    sharedtree.save(path, tree)"
+                f"`leave_out` has {listed}, but the tree has nothing there. A shared object is named by its first "
+                "path, in JAX's order. Correct the entry, or leave nothing out:\n"
+                "    sharedtree.save(path, tree)"
             )
 
 

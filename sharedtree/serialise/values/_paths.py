@@ -152,7 +152,11 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         rows: rows of cells. All have the same length.
     """
     widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines: list[str] = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 # --- the path to a node -----------------------------------------------------------------------------------------------
@@ -289,7 +293,7 @@ def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMa
     children = [match.child for match in matches]
     texts = [node_text(manifest, manifest.nodes[c]) if type(c) is int else atom_text(c) for c in children]
     return (
-        f"The file has {len(matches)} things at or above `{printable(path)}`, for keys that look alike in print lead "
+        f"The file has {len(matches)} things at or above `{printable(path)}`, since keys that are printed alike lead "
         f"to them: {_list_texts(texts)}. Load all of it, and take the one that you mean:\n"
         "    model = sharedtree.load(path)"
     )

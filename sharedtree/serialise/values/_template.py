@@ -195,8 +195,9 @@ class _Side:
             return {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
         except Exception as error:  # noqa: BLE001 -- a number of more digits than Python prints, or a class of a user's
             raise StructureMismatchError(
-                f"A {self.text(number)} has a key that cannot be printed ({type(error).__name__}), so that no template "
-                "can have the like at the same path. Load the file as it is:\n    model = sharedtree.load(path)"
+                f"A {self.text(number)} has a key that cannot be printed ({type(error).__name__}), so no template can "
+                "have an object at the same path. Load the file as it is:\n"
+                "    model = sharedtree.load(path)"
             ) from None
 
     def _find_static_fields(self, number: int) -> dict[str, Any]:
@@ -292,8 +293,8 @@ class _Comparer:
                 # If only one side ties a module, then only that side ties the objects in it. They are not listed.
                 is_tie_reported = True
                 first_path = self._paths.text(one_sided_tie.at)
-                tied_in_file = f"one object with `{first_path}`", "another one"
-                tied_in_template = f"another object than `{first_path}`", "one object with it"
+                tied_in_file = f"the same object as `{first_path}`", "another object"
+                tied_in_template = f"a different object than `{first_path}`", "the same object"
                 difference = self._difference(path, *(tied_in_file if one_sided_tie.is_on_left else tied_in_template))
                 # A tie of static values, such as two `bytearray`s, makes no template unfit.
                 if type(file_op) is Static:
@@ -551,7 +552,7 @@ def require_no_differences(differences: Sequence[Difference], label: str, fix: C
         return
     lines = indented_lines(differences[:MOST_LISTED], len(differences))
     raise StructureMismatchError(
-        "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix()]),
+        "\n".join([f"`{label}` does not fit the template:", *lines, *fix()]),
         [difference.path for difference in differences],
     )
 

@@ -26,7 +26,6 @@ import functools
 import itertools
 import json
 import re
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -396,14 +395,15 @@ class Problem(NamedTuple):
     Attributes:
         path: path of the object. Empty for the root, and for a problem of the whole tree.
         reason: the description of the object, in words to follow "is", such as "a bound method of a `Thread`".
-        fix: advice to the user, in sentences.
-        is_made_anew: True if a library made the object, and makes another one with each new model.
+        fix: advice to the user, in sentences. Empty if `unserialisable` has a fix for the whole tree.
+        library: name of the library that made the object, and makes another one with each new model. Empty if another
+            fix is needed.
     """
 
     path: str
     reason: str
     fix: str
-    is_made_anew: bool = False
+    library: str = ""
 
 
 def _refusal(obj: Any, cls: Any) -> RefusalError:
@@ -481,14 +481,14 @@ def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError)
     # for users already, unless the object is a function.
     if not is_in_site_packages(library) or (library in PACKAGES | NAMES_ONLY and not is_function):
         return Problem(path, error.reason, error.fix)
-    fix = f"It is made by `{library}`."
+    fix = ""
     # The object is the whole tree. So nothing remains without it, and `sharedtree.tree` sees no array in it.
     if not holders:
         fix = (
-            f"It is made by `{library}`, and JAX sees nothing of what it holds. Save the arrays that `{library}` gives "
-            "of it, in a dictionary, say, and put them into one that is made anew, as that library's guide says."
+            f"JAX cannot see into it. Save its arrays, which `{library}` can give you, for "
+            "example in a dict. To load, make a new one and put the arrays into it, as the library's guide says."
         )
-    return Problem(path, error.reason, fix, is_made_anew=True)
+    return Problem(path, error.reason, fix, library)
 
 
 _MOST_LEFT_OUT = 20
@@ -507,13 +507,15 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
     # Objects with the same fix are listed together.
     reasons_by_fix: dict[str, list[str]] = {}
-    for path, reason, fix, _ in problems:
-        place = f"`{printable(path)}`" if path else "The tree"
-        reasons_by_fix.setdefault(fix, []).append(f"{place} is {printable(reason)}.")
+    for problem in problems:
+        place = f"`{printable(problem.path)}`" if problem.path else "The tree"
+        maker = f", made by `{problem.library}`" if problem.library else ""
+        reasons_by_fix.setdefault(problem.fix, []).append(f"{place} is {printable(problem.reason)}{maker}.")
     for fix, reasons in reasons_by_fix.items():
-        lines.append(textwrap.indent("\n".join([*reasons, f"    {printable(fix)}"]), "    "))
+        lines += [f"    {reason}" for reason in reasons]
+        lines += [f"        {printable(fix)}"] if fix else []
     paths = [problem.path for problem in problems]
-    if all(paths) and any(problem.is_made_anew for problem in problems):
+    if all(paths) and any(problem.library for problem in problems):
         # `leave_out` is offered if names of attributes leave out these objects and nothing more. If not, because other
         # objects have an attribute of the same name, paths are tried: "[0].act" → "act", else "[0].act". Members of
         # sets have steps such as "{0}", which no entry can have.
@@ -523,10 +525,10 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
         entries_that_suffice = (entries for entries in candidates if are_paths and can_leave_out(entries) == len(paths))
         entries = next(entries_that_suffice, None)
         if entries is not None:
-            lines += ["Take what cannot be saved from a model that is made anew, with all that it holds:"]
+            lines += ["Leave this out of the file, and take it from a model that is made anew:"]
             lines += [f"    sharedtree.save(path, model, leave_out=[{', '.join(map(_in_code, entries))}])"]
             lines += ["    model = sharedtree.load(path, like=model)"]
-        lines += ["Save only the arrays that JAX sees, and put them into a model that is made anew:"]
+        lines += ["Or save only the arrays, and put them into a model that is made anew:"]
         lines += ["    sharedtree.save(path, sharedtree.tree.leaves(model))"]
         lines += ["    model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))"]
     return UnserialisableError("\n".join(lines), paths, [p.reason for p in problems])

@@ -88,17 +88,12 @@ class Loss(NamedTuple):
         """Paths of all changes. Empty if only functions inside lost something."""
         return (*self.paths, *self.added, *self.removed)
 
-    def description(self, *, inside: bool = False) -> str:
+    def description(self) -> str:
         """Returns a part of a sentence about the changes, such as "changes `a`, adds `b` and removes `c`".
 
         There must be at least one path.
-
-        Args:
-            inside: True for a line about a function inside the outermost one. It says "changes `a`". The sentence about
-                the outermost function is "What f changes in `a` is lost", so it says "changes in `a`".
         """
-        changes = "changes" if inside else "changes in"
-        verbs = ((changes, self.paths), ("adds", self.added), ("removes", self.removed))
+        verbs = (("changes", self.paths), ("adds", self.added), ("removes", self.removed))
         parts = [f"{verb} {_first_few(paths)}" for verb, paths in verbs if paths]
         return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
@@ -575,20 +570,18 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
     inside = [loss for loss in losses[:-1] if loss.all_paths]
     # The first line is about the outermost function. If it lost nothing itself, it is about the functions inside.
     if not outermost.all_paths:
-        lines = [
-            f"Changes are lost in {definition}: under `{title}` nothing is written back. Inside it these are changed:"
-        ]
+        lines = [f"Changes inside {definition} are lost, because `{title}` writes nothing back:"]
     else:
-        start = f"What {definition} {outermost.description()} is lost: "
+        start = f"{definition} {outermost.description()}, but the change is lost: "
         if outermost.keeps_tracers:
-            lines = [f"{start}under `{title}` it is bound to `self`, which is no argument and keeps tracers."]
+            lines = [f"{start}under `{title}` it is bound to `self`, which is no argument, so tracers remain in it."]
         elif is_in_place:
-            lines = [f"{start}`{title}` is not in place, as what is around it is."]
+            lines = [f"{start}`{title}` is not in place, but the transform around it is."]
         else:
             lines = [f"{start}under `{title}` it works on copies of its arguments."]
-        lines += ["So is what is changed inside it:"] if inside else []
+        lines += ["Changes inside it are lost, too:"] if inside else []
     for loss in inside:
-        lines.append(f"    `{loss.definition.name}` under `{loss.title}` {loss.description(inside=True)}")
+        lines.append(f"    `{loss.definition.name}` under `{loss.title}` {loss.description()}")
     lines += _fixes(losses, is_in_place=is_in_place)
     warn_about(definition, "\n".join(lines), LostChangeWarning)
 
@@ -636,7 +629,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         name = outermost.definition.name.rpartition(".")[2]
         name = name if name.isidentifier() else "condition"
         return [
-            "A condition says whether to go on, and what it changes is never kept. Change it in the body of the loop,",
+            "Changes in a condition are never kept. Make them in the body of the loop,",
             "or let the condition work on a copy:",
             f"    f = lambda value: {name}(sharedtree.copy(value))",
         ]
@@ -645,9 +638,9 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         # The name of the first argument with a change: the path up to the first `.` or `[`.
         argument = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
         return [
-            "Return what was changed, if the caller is to have it:",
+            "Return the changed object, if the caller needs it:",
             f"    return result, {argument}",
-            "or say that it is meant to be lost (`in_place=True` would write it into the caller's object):",
+            "or declare that it may be lost (`in_place=True` would write it into the caller's object):",
             # The code has `in_place=False`.
             *_code([outermost], is_in_place, lambda _: False),
         ]
@@ -655,7 +648,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
     lines = list(dict.fromkeys(loss.obstacle for loss in losses if loss.obstacle))
     can_be_written = not outermost.obstacle and any(loss.all_paths and not loss.obstacle for loss in losses)
     if can_be_written:
-        lines.append(f"Have {'the rest' if lines else 'it'} written back into the caller's objects:")
+        lines.append(f"To write {'the rest' if lines else 'it'} back into the caller's objects:")
         # The code has `in_place=True` for each transform that can write back, and `in_place=False` for the others.
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
         scratch = [path for loss in losses for path in loss.scratch]
@@ -665,7 +658,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         # With `in_place=False` at the outermost transform, the functions inside need no `in_place`. But the code also
         # has the inner transforms of the same function, as in `jit(grad(loss))`.
         chain = [loss for loss in losses if loss.place == outermost.place]
-        lines.append("or say that it is meant to be lost:" if can_be_written else "Say that it is meant to be lost:")
+        lines.append("If it may be lost, declare that:")
         # Only the outermost transform gets an `in_place`.
         lines += _code(chain, is_in_place, lambda loss: False if loss is outermost else None)
     return lines

@@ -98,7 +98,7 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
         arguments = ", ".join(names_of_arguments)
         fix = (
             f"{gradient.advise_filter([part.obj for part in lost])}"
-            "Let `wrt` select the array at all of its paths or at none. If it is meant, give each an array of its own "
+            "Let `wrt` select the array at all of its paths or at none. If the missing term is meant, untie the paths "
             "before the call:\n"
             f"    {arguments} = sharedtree.untie({arguments if len(names_of_arguments) == 1 else f'({arguments})'})"
         )
@@ -113,8 +113,8 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
         two_arguments = lost[0].arguments
         arguments = ", ".join(two_arguments)
         lines = [
-            *_fix_by_argnums("If it is one model that is used twice,", call, gradient, names, two_arguments[1]),
-            "What is meant to be a constant gets objects of its own:",
+            *_fix_by_argnums("If one model is used twice, differentiate", call, gradient, names, two_arguments[1]),
+            f"If `{two_arguments[1]}` is meant as a constant, give it objects of its own:",
             f"    {arguments} = sharedtree.untie(({arguments}), lambda t: t[1:])",
         ]
         _warn(lost, "\n".join(lines), names, policy)
@@ -287,8 +287,8 @@ def _warn(lost: Sequence[_LostPart], fix: str, names: Names, policy: Policy) -> 
         UntiedError: under `Policy(on_untie="error")`.
     """
     texts = [(jtu.keystr(part.differentiated_path), jtu.keystr(part.lost_path)) for part in lost]
-    # `report_untied` puts a line in front, which says that a tie was cut. This tie is the "It" of the next line.
-    lines = ["It was between what is differentiated and what is not, so the gradient is not whole:"]
+    # `report_untied` puts a sentence in front, which says that a tie was cut.
+    lines = ["Only some of its paths are differentiated, so the gradient misses a term:"]
     for (differentiated, constant), part in zip(texts[:MAX_PATHS], lost, strict=False):
         lines.append(f"    `{differentiated}` lacks what flows through `{constant}`, which is the same {part.kind}")
     lines += ["    … and more"] * (len(lost) > MAX_PATHS)
@@ -308,16 +308,13 @@ def _fix(call: Call, gradient: Gradient, names: Names, two_arguments: Sequence[s
     """
     # In the code of the fixes, `both` is the pair of the two arguments.
     replacements = {name: f"both[{i}]" for i, name in enumerate(two_arguments)}
-    arguments, transform_code = ", ".join(two_arguments), gradient.transform_code
+    arguments = ", ".join(two_arguments)
+    of_both = f"lambda both: {gradient.function}({_call_code(call, names, replacements)})"
     lines = [
-        "For the whole gradient differentiate one argument that holds both:",
-        f"    of_both = lambda both: {gradient.function}({_call_code(call, names, replacements)})",
-        f"    {transform_code.format('of_both', '')}(({arguments}))",
-        "or, if only some leaves are to be differentiated, split both at once, which keeps a tie on one side:",
-        f"    some, rest = sharedtree.tree.partition(({arguments}), equinox.is_inexact_array)",
-        f"    {transform_code.format('lambda some: of_both(sharedtree.tree.combine(some, rest))', '')}(some)",
-        *_fix_by_argnums("or", call, gradient, names, two_arguments[1]),
-        "If it is meant, give the second arrays of its own:",
+        *_fix_by_argnums("Differentiate", call, gradient, names, two_arguments[1]),
+        "For one gradient of both, pass them as one argument. `sharedtree.tree.partition` can split such a pair:",
+        f"    {gradient.transform_code.format(of_both, '')}(({arguments}))",
+        f"If the missing term is meant, give `{two_arguments[1]}` arrays of its own:",
         f"    {arguments} = sharedtree.untie(({arguments}), lambda t: t[1:])",
     ]
     return "\n".join(lines)
@@ -327,7 +324,7 @@ def _fix_by_argnums(start: str, call: Call, gradient: Gradient, names: Names, ar
     """Returns the lines of the fix that another argument is differentiated, too, with `argnums`.
 
     Args:
-        start: the beginning of the sentence.
+        start: the beginning of the sentence, up to the verb.
         call: the call.
         gradient: the transform.
         names: names of the function's arguments.
@@ -351,7 +348,7 @@ def _fix_by_argnums(start: str, call: Call, gradient: Gradient, names: Names, ar
     by_keyword = [f"{name}={name}" for name in arguments.kwargs if name not in by_position]
     arguments_code = ", ".join(by_position + by_keyword)
     code = gradient.transform_code.format(gradient.function, f", argnums={argnums}")
-    return [f"{start} differentiate both, and each gets the sum:", f"    {code}({arguments_code})"]
+    return [f"{start} both arguments, and each gets the sum:", f"    {code}({arguments_code})"]
 
 
 def _call_code(call: Call, names: Names, replacements: Mapping[str, str]) -> str:

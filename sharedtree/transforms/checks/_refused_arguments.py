@@ -87,8 +87,8 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
     if node_type is None or node_type.is_plain or node_type.convention == "equinox" or is_frozen:
         return
     raise TypeError(
-        f"`{title}` with `in_place=True` writes back what is changed in arguments. The function is bound to a "
-        f"`{type(module).__name__}`, which is none, and would be left with tracers in it. Wrap one that takes it:\n"
+        f"`{title}` with `in_place=True` cannot wrap a method that is bound to a `{type(module).__name__}`. This "
+        "object is no argument, so tracers would remain in it. Wrap a function that takes it:\n"
         f"    f = lambda model, *args, **kwargs: {called}(*args, **kwargs)"
     )
 

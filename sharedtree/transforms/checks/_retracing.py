@@ -277,10 +277,10 @@ def _message_about_number(path: Path, op: Op, fields: Sequence[str], definition:
             f"    {fields[0]}: jax.Array  # not: eqx.field(static=True)",
         )
     return (
-        f"The number at `{text}`{value} is static and was another one in each of the last traces of {definition}: each "
+        f"The static number at `{text}`{value} was different in each of the last traces of {definition}, so each "
         "value is traced and compiled anew. Make it an array, which is traced:\n"
         f"{fix}\n"
-        "or, if it hardly ever changes from now on, ignore this. `sharedtree.explain` says what else is static."
+        "If it rarely changes from now on, ignore this. `sharedtree.explain` lists the other static values."
     )
 
 
@@ -296,22 +296,26 @@ def _message_about_other_value(path: Path, old_op: Op, op: Op, definition: Defin
     old, new = _first_difference(_value_of(old_op), _value_of(op))
     subject = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
     subject += f", before {shown(old)})" if shown(old) != shown(new) else ")"
-    start = f"{subject} was another one in each of the last traces of {definition}: each is traced and compiled anew. "
+    start = (
+        f"{subject} was different in each of the last traces of {definition}, so each value is traced and compiled "
+        "anew. "
+    )
     # The class has an `==`, so equal values share a trace. Partials have none, but `Static` compares their parts.
     if type(new).__eq__ is not object.__eq__ or isinstance(new, functools.partial):
         return (
             f"{start}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
-            "ignore this. `sharedtree.explain` says what else is static."
+            "ignore this. `sharedtree.explain` lists the other static values."
         )
     if isinstance(new, types.FunctionType):
         return (
-            f"{start}Two functions are equal only if they are one. Make it once, before the first call, or name the "
-            "function, and bind what differs with `functools.partial`, which is compared by its parts:\n"
+            f"{start}Two functions are equal only if they are the same object. Make it once, before the first call, "
+            "or use a named function and bind the values that differ with `functools.partial`, which is compared by "
+            "its parts:\n"
             "    act = functools.partial(leaky_relu, negative_slope=0.1)  # not: lambda x: leaky_relu(x, 0.1)"
         )
     return (
-        f"{start}Its class has no `==`, so two instances are equal only if they are one. Make it once, before the "
-        f"first call, or say in `{type(new).__name__}` when two are equal:\n"
+        f"{start}Its class has no `==`, so two instances are equal only if they are the same object. Make it once, "
+        f"before the first call, or define in `{type(new).__name__}` when two are equal:\n"
         "    def __eq__(self, other): return type(other) is type(self) and vars(other) == vars(self)\n"
         "    def __hash__(self): return hash(tuple(vars(self).items()))"
     )

@@ -93,8 +93,9 @@ def _warn(
     name = jtu.keystr(root_path) or "result"
     paths = [name + jtu.keystr(path) for path in tied_paths]
     message = (
-        f"{listed(paths)} are one array, which `sharedtree.tie` or an outer transform made of several. But outside "
-        f"modules arrays are values: under `{transform}` they are {len(paths)}, each with its own gradient and updates."
+        f"{listed(paths)} are one array, tied by `sharedtree.tie` or an outer transform. But `{transform}` treats "
+        f"arrays outside modules as separate values, so inside they are {len(paths)}, each with its own gradient and "
+        "updates."
     )
     lines: list[str] = []
     # The policy helps only if it makes the array one. An array whose only holders are tuples stays several. So flatten
@@ -102,14 +103,14 @@ def _warn(
     tree_with_containers = flat_dag_of(tree.objects[root], Rules(containers=True, convention="outside"))
     if tied_paths not in list(_paths_of_tied_values(tree_with_containers)):
         lines += [
-            "Let lists and dicts carry identity, here and under every other transform that sees them:",
+            "Keep ties in lists and dicts, here and under every other transform:",
             "    policy = sharedtree.Policy(containers=True)",
             f"    inner = {in_code(transform, 'policy=policy')}",
         ]
     lines += [
-        "Or hand over one object that holds the tie, which vanilla transforms keep, too:",
+        "Or pass a `Dag`, which keeps the tie under transforms of JAX, too:",
         f"    dag = sharedtree.Dag({name})      # `dag.tree` gives it back",
-        "Or, if they are meant to be several from here on, say so:",
+        "Or, if they are meant to be separate from here on, untie them:",
         f"    {name} = sharedtree.untie({name})",
     ]
     report_untied(policy.on_untie, names.definition, message, "\n".join(lines), paths)

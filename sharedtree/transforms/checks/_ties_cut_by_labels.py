@@ -51,10 +51,15 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     arguments = list(dict.fromkeys(str(path[0]) for paths in conflicts for path in paths.values()))
     names_of_arguments = ", ".join(arguments)
     tree_code = names_of_arguments if len(arguments) == 1 else f"({names_of_arguments})"
-    message = "\n".join([f"`{transform}` takes one array along several ways, so inside it is several:", *lines])
+    message = "\n".join(
+        [
+            f"`{transform}` treats one array differently at its paths, so that it becomes several arrays inside:",
+            *lines,
+        ]
+    )
     fix = (
-        "Each is what vanilla JAX makes of it, but an update would part them. Give all paths one label or, if they are "
-        "meant to be several, say so before the call:\n"
+        "Values are as in vanilla JAX, but an update would make the arrays differ. Treat all paths alike. If the "
+        "arrays are meant to be separate, untie them before the call:\n"
         f"    {names_of_arguments} = sharedtree.untie({tree_code})"
     )
     texts = [jtu.keystr(path) for paths in conflicts for path in paths.values()]

@@ -39,7 +39,17 @@ from ...core._static_values import Static
 from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical_records
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
-from ...ties._ties_that_are_missing import Kind, Lost, LostLeaf, at, kind_of, lost_leaf_ties, maximal, named, unsettled
+from ...ties._ties_that_are_missing import (
+    LeafKind,
+    Lost,
+    LostLeaf,
+    at,
+    kind_of,
+    lost_leaf_ties,
+    maximal,
+    named,
+    unsettled,
+)
 from ...ties._what_loses_ties import (
     KEEPS_NODES,
     MEANT,
@@ -490,10 +500,10 @@ class _Argument(NamedTuple):
     policy_flags: tuple[bool, bool]
     text: str
     dag: Rooted
-    kinds: Sequence[Kind | None]
+    kinds: Sequence[LeafKind | None]
 
 
-def _policies_and_kinds(arguments: Sequence[_Argument]) -> list[tuple[tuple[bool, bool], Sequence[Kind | None]]]:
+def _policies_and_kinds(arguments: Sequence[_Argument]) -> list[tuple[tuple[bool, bool], Sequence[LeafKind | None]]]:
     """Returns the policy flags and the kinds of each argument, which tell apart two traces of one structure."""
     return [(argument.policy_flags, argument.kinds) for argument in arguments]
 
@@ -559,7 +569,8 @@ _ADVICE_BETWEEN_CALLS = Advice(
     None,
     [
         (
-            "`jax.device_put`, `jax.tree.map` and `optax.apply_updates` see trees, and do that. To put the tie back:",
+            "Functions on trees, such as `jax.device_put`, `jax.tree.map` and `optax.apply_updates`, lose ties. Put "
+            "the tie back:",
             "    model = sharedtree.retie(model, like=before)",
         ),
         MEANT,
@@ -648,14 +659,16 @@ def report_lost_ties(
     count = "two" if is_single and len(first.untied_paths) == 2 else "several"
     if is_in_trace:
         result = (
-            f"but the result has {count} of them, {listed(first.untied_paths)}"
+            f"and are {count} in the result, {listed(first.untied_paths)}"
             if is_single
-            else "but not in the result"
+            else "and are several in the result"
         )
-        time = "when it was entered"
+        time = "on entry"
     else:
         time = "in an earlier call"
-        result = f"but now are {count}, still equal in value. That has also had the function traced and compiled again"
+        result = (
+            f"and now are {count} with equal values. For this reason the function was also traced and compiled again"
+        )
     message = f"{ties}{more} were one object {'' if is_single else 'each '}{time}, {result}."
     # One advice for all ties: the first known line, and two fixes. `MEANT`, how to say that the loss is meant, comes
     # last.

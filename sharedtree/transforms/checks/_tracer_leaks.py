@@ -48,10 +48,9 @@ def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], N
         if route is not None:
             raise StaticTracerError(
                 f"The result has a tracer in a static place, `{path()}`{route}.\n"
-                "What is static is part of the structure and outlives the trace, which a tracer does not. Return the "
-                "array in a field that is traced:\n"
+                "Static values outlive the trace, but a tracer does not. Return the array in a traced field:\n"
                 "    weight: jax.Array                  # not: eqx.field(static=True)\n"
-                "or, if it sits in a class that JAX does not know, register that class:\n"
+                "If it is in a class that JAX does not know, register that class:\n"
                 "    jax.tree_util.register_pytree_node(cls, flatten, unflatten)",
                 (path(),),
             )

@@ -18,7 +18,7 @@ from ...core._node_types import carries_identity, is_module, node_type_of
 from ...core._prefix_trees import raise_prefix_mismatch
 from ...core._structure import Path
 from .._asking_filters import MOST_REPEATED_VISITS, ROOT, PartsOfPrefix, step_of_path, too_many_paths
-from .._filters import AnyFilter, Option, Place, is_one_filter
+from .._filters import AnyFilter, LeafPlace, Option, is_one_filter
 from ._state_forms import Form, form_of, is_state_leaf
 
 OF_STATE = Option("keep", "sharedtree.state(model, keep=", "leaf")
@@ -37,7 +37,7 @@ class _Occurrence(NamedTuple):
 
     obj: Any
     keys: Path
-    place: Place
+    place: LeafPlace
     spec: AnyFilter
 
 
@@ -183,9 +183,10 @@ def _conflict_error(kept: _Answer, not_kept: _Answer) -> InconsistentSharingErro
     """Returns the error for a leaf that the filter selects at one path and not at another."""
     kept_path, other_path = jtu.keystr(kept.keys), jtu.keystr(not_kept.keys)
     return InconsistentSharingError(
-        f"`{kept_path}` and `{other_path}` are one place in the state, but `keep` selects it at the first path and not "
-        "at the second.\n"
-        "What is one object in the model is one in the state. Keep it at all of its paths, or part it first:\n"
+        f"`{kept_path}` and `{other_path}` are one object, but `keep` selects it at the first path and not at the "
+        "second.\n"
+        "An object at several paths of the model is stored once in the state. Keep it at all of its paths, or untie "
+        "it first:\n"
         f"    model = sharedtree.untie(model, lambda m: m{other_path})",
         (kept_path, other_path),
         ("kept", "not kept"),

@@ -113,12 +113,11 @@ def _fixes(ties: Sequence[Misfit], paths: Paths, *, is_of_ties: bool) -> list[st
         tie = first_tie_of["state"]
         first, second = map(printable, _full_paths((tie.first or 0, tie.at), paths))
         fixes.append(
-            "What is one object in the state can be loaded into a model that has it as one, too:\n"
-            f"    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
+            f"Give the model the tie of the state:\n    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
         )
     return [
         *fixes,
-        "To load what fits, and be told the rest:\n"
+        "Or load the parts that fit, with a report of the others:\n"
         "    model, report = sharedtree.load_state(model, state, strict=False)",
     ]
 
