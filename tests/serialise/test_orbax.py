@@ -255,7 +255,7 @@ def test_placement(manager, saved):
 def test_a_sharding_of_too_many_axes(manager, spec, tree):
     sharding = jax.NamedSharding(jax.make_mesh((1,), ("d",)), spec)
     orbax.save(manager, 0, tree)
-    misfit = r"shape \[2, 3\] cannot be sharded as was asked"
+    misfit = r"shape \[2, 3\] cannot be sharded as requested"
     with pytest.raises(st.errors.StructureMismatchError, match=misfit) as error:
         orbax.restore(manager, 0, sharding=sharding)
     assert "    sharedtree.orbax.restore(manager, step, sharding=" in str(error.value)
