@@ -18,7 +18,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,9 @@ from ..ties._policy_and_context import Policy
 from ._adapter_names import VANILLA_CUSTOM_JVP, VANILLA_CUSTOM_VJP
 from ._argument_names import Names
 from ._caller_side import Call, leave
-from ._function_and_options import How, in_code
+from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace
+from ._function_side import FunctionTrace, receive
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, single_group, tangents_of
@@ -62,6 +62,10 @@ class RuleTransform(FunctionTransform):
     """The user's arguments of the method that sets the rules, such as `defvjp`. None until the method is called."""
     unsupported_methods: frozenset[str] = frozenset()
     """Methods of the vanilla object that set rules of other forms. An adapter would have to translate these forms."""
+    unsupported_options: Sequence[str] = ()
+    """Options of the transform, in newer JAX, under which rules have such forms."""
+    packs_statics = False
+    """True if JAX gets each argument in `nondiff_argnums` in a leaf group of its own, and not as it is."""
 
     # The transform cannot write changes back (see the base).
     writes = False
@@ -76,14 +80,18 @@ class RuleTransform(FunctionTransform):
 
     # The object that the user has ------------------------------------------------------------------------------------
 
-    def _made_alike(self) -> How | None:
-        # The base returns the key by which two wrappers of one function are compared. Objects with rules may have
-        # different rules for one function. None: each equals only itself.
-        return None
-
     def check_options(self) -> None:
-        """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error."""
+        """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error.
+
+        Raises:
+            TypeError: if one of `unsupported_options` is set.
+        """
+        # This comes first, so that JAX itself refuses options that it does not know.
         self._vanilla = self.transform(self.function, **self.options)
+        for name in self.unsupported_options:
+            option = self.options.get(name)
+            if option:
+                raise self.unsupported_rules_error(f"the rules that it takes with `{name}`", f", {name}={option!r}")
         # Under `jax_custom_vjp3`, JAX 0.10 returns an object of another class, with another name for the attribute.
         static = getattr(self._vanilla, "nondiff_argnums", None) or getattr(self._vanilla, "static_argnums", ())
         self._nondiff_positions = tuple(sorted(static))
@@ -167,7 +175,11 @@ class RuleTransform(FunctionTransform):
         with self.enter(args, kwargs, policy) as call:
             transform_of_call = self._for_one_call(call)
             vanilla = transform_of_call.make_vanilla(policy, self.function)
-            return leave((vanilla(*call.groups, *self.statics_for_jax(call)),))
+            statics: Sequence[Any] = call.statics
+            if self.packs_statics:
+                rules = self.rules(Policy())
+                statics = [single_group(*pack(value, Tags(), rules)) for value in statics]
+            return leave((vanilla(*call.groups, *statics),))
 
     def _bind_by_position(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -198,10 +210,6 @@ class RuleTransform(FunctionTransform):
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Returns the positions in `nondiff_argnums`, the same for each call. JAX does not trace these arguments."""
         return self._nondiff_positions
-
-    def statics_for_jax(self, call: Call) -> Sequence[Any]:
-        """Returns the arguments in `nondiff_argnums` in the form in which JAX gets them: here as they are."""
-        return call.statics
 
     @property
     def _nondiff_positions_for_jax(self) -> tuple[int, ...]:
@@ -335,14 +343,17 @@ class RuleTransform(FunctionTransform):
             args: the leaf group of the operands, and static arguments.
             returns_pair: True for a rule that returns a pair, of which only the first entry reaches the caller.
         """
-        received = self.receive_arguments(args)
+        group, *statics = args
+        received = receive([group], [build_tree(static) for static in statics] if self.packs_statics else statics)
         trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
         return trace, trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
 
     # Cotangents -----------------------------------------------------------------------------------------------------
 
-    def call_cotangent_rule(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+    def call_cotangent_rule(
+        self, policy: Policy, rule: Callable[..., Any], *args: Any, may_be_single: bool = False
+    ) -> Any:
         """Calls a rule for cotangents, and fits its result to the leaf group of the operands.
 
         Args:
@@ -350,6 +361,7 @@ class RuleTransform(FunctionTransform):
             rule: (*static arguments, residuals, cotangent of the result) → cotangents of the operands. Under
                 `jax.custom_gradient`, it takes the cotangent alone.
             args: arguments of the rule, with modules and not leaf groups.
+            may_be_single: True if the rule may return the cotangent of a single operand by itself, without a tuple.
 
         Returns:
             A tuple of one leaf group with the cotangents of all operands. For JAX, the vanilla object has one operand:
@@ -372,7 +384,8 @@ class RuleTransform(FunctionTransform):
             note_tied(cotangent, leaves)
             result = rule(*args)
         # 2. Refuse a wrong number of cotangents.
-        result = self.wrap_single_cotangent(result, num_operands)
+        if may_be_single and num_operands == 1 and not isinstance(result, (tuple, list)):
+            result = (result,)
         if not isinstance(result, (tuple, list)) or len(result) != num_operands:
             self._raise_jax_error_for_cotangents(rule, result)
             is_sequence = isinstance(result, (tuple, list))
@@ -398,13 +411,6 @@ class RuleTransform(FunctionTransform):
         lost = ties_lost_between(cotangent, flat_dag_of(tuple(result), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
         return (single_group(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
-
-    def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
-        """Puts the result of a rule into a tuple, if JAX lets the rule return a single cotangent without one.
-
-        Here returns the result unchanged: most transforms want a tuple. `jax.custom_gradient` does not.
-        """
-        return result
 
     def fit(self, policy: Policy, *, whole_sums: Any = None, are_cotangents: bool = False) -> Fit:
         """Returns the rules by which the tangents or cotangents that a derivative rule returned are fitted to leaves.
@@ -444,10 +450,6 @@ class RuleTransform(FunctionTransform):
         # The arguments as the caller's side packed them. A static argument has None as its name there, and is left out.
         operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
         jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
-
-    def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises the error. The base would call the vanilla transform first, but an object made so has no rules."""
-        raise error
 
 
 # The transforms: arguments and results of the rules of each ----------------------------------------------------------
@@ -508,19 +510,7 @@ class CustomGradientTransform(RuleTransform):
 
     # Not None, which would say that the rules have not been set yet.
     rules_given = ()
-
-    def check_options(self) -> None:
-        """Refuses the options of newer JAX under which a rule has other arguments or another result.
-
-        Raises:
-            TypeError: if such an option is set.
-        """
-        # This comes first, so that JAX itself refuses options that it does not know.
-        super().check_options()
-        for name in ("with_logs", "remat", "with_accums"):
-            option = self.options.get(name)
-            if option:
-                raise self.unsupported_rules_error(f"the rules that it takes with `{name}`", f", {name}={option!r}")
+    unsupported_options = ("with_logs", "remat", "with_accums")
 
     def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes a function under `jax.custom_gradient`. It returns its rule with each result."""
@@ -537,11 +527,8 @@ class CustomGradientTransform(RuleTransform):
 
         Returns a tuple of one leaf group: the cotangents of the operands.
         """
-        return self.call_cotangent_rule(policy, rule, *map(tangents_of, args))
-
-    def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
-        """Wraps the cotangent of a single operand in a tuple. JAX lets rules of this transform return it by itself."""
-        return (result,) if num_operands == 1 and not isinstance(result, (tuple, list)) else result
+        # JAX lets rules of this transform return the cotangent of a single operand without a tuple.
+        return self.call_cotangent_rule(policy, rule, *map(tangents_of, args), may_be_single=True)
 
 
 class Summands(list[Any]):
@@ -550,6 +537,10 @@ class Summands(list[Any]):
 
 class CustomJvpTransform(RuleTransform):
     """A function under `jax.custom_jvp`, with identities preserved."""
+
+    # To stop the gradient, `jax.custom_jvp` flattens the arguments in `nondiff_argnums` and builds them again. Without
+    # leaf groups, they would lose their ties.
+    packs_statics = True
 
     @lists_options_of(VANILLA_CUSTOM_JVP.defjvp)
     def defjvp(self, jvp: Callable[..., Any], *positional: Any, **options: Any) -> Callable[..., Any]:
@@ -585,20 +576,6 @@ class CustomJvpTransform(RuleTransform):
             return result, Summands([rule(tangent, result, *primals) for rule, tangent in pairs if rule is not None])
 
         self.rules_given = jvp, (), {}
-
-    def statics_for_jax(self, call: Call) -> Sequence[Any]:
-        """Packs each argument in `nondiff_argnums` into a leaf group of its own.
-
-        To stop the gradient, `jax.custom_jvp` flattens these arguments and builds them again. Without the groups, they
-        would lose their ties.
-        """
-        rules = self.rules(Policy())
-        return [single_group(*pack(value, Tags(), rules)) for value in call.statics]
-
-    def receive_arguments(self, args: Sequence[Any]) -> Any:
-        """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_for_jax` has packed."""
-        group, *static = args
-        return super().receive_arguments([group, *map(build_tree, static)])
 
     def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_jvp` for one call, with its rule on leaf groups."""

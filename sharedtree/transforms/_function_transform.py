@@ -535,7 +535,8 @@ class FunctionTransform(Wrapper):
             args: leaf groups, then static arguments.
             kwargs: empty.
         """
-        received = self.receive_arguments(args)
+        groups = [arg for arg in args if type(arg) is LeafGroup]
+        received = receive(groups, args[len(groups) :])
         trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
@@ -547,16 +548,6 @@ class FunctionTransform(Wrapper):
         """
         donation = self.donation_treatment(received.arguments)
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
-
-    def receive_arguments(self, args: Sequence[Any]) -> Received:
-        """Builds the arguments for the user's function.
-
-        Args:
-            args: leaf groups, then static arguments.
-        """
-        return receive(
-            [arg for arg in args if type(arg) is LeafGroup], [arg for arg in args if type(arg) is not LeafGroup]
-        )
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Packs the result of the function and, in place, the changed arguments, for the transform.

@@ -100,7 +100,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.options = {name: value for name, value in options.items() if name not in self.package_options}
         self.all_options = options
         self.is_filtered = is_of_equinox(transform)
-        self.alike = self._made_alike()
+        self.alike = self._key_for_comparison()
         self._shared = self._shared_by(function)
         self.names = self._shared.names
         # The transformed functions made so far. A subclass chooses the keys: all that its transformed functions depend
@@ -114,13 +114,14 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         forbid_bound_module(function, current_policy(policy), self.transform_name)
         self.check_options()
 
-    def _made_alike(self) -> How | None:
+    def _key_for_comparison(self) -> How | None:
         """Makes `alike`, the key to compare wrappers. None if a wrapper equals only itself.
 
         It equals only itself under a transform of JAX, and if an option has no usable `==`.
         """
-        # JAX's transforms return functions. Equinox's return modules, which compare by their parts.
-        if not self.is_filtered:
+        # JAX's transforms return functions. Equinox's return modules, which compare by their parts. Two objects with
+        # rules may have different rules for one function.
+        if not self.is_filtered or self.takes_rules:
             return None
         try:
             return How(type(self), self.transform, self.policy, self.all_options)
