@@ -37,7 +37,7 @@ from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
 from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_and_let_trace
-from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
+from ..transforms._leaf_groups import LeafGroup, LeafSelection, groups_of
 from ..transforms._option_lists import ADDED_OPTIONS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
@@ -119,8 +119,7 @@ class Exported:
                 # group.
                 error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
                 raise
-        parts: Any = result.parts if type(result) is LeafGroups else (result,)
-        return leave(parts)
+        return leave(groups_of(result))
 
     @api_boundary
     def serialize(self, vjp_order: int = 0) -> bytearray:

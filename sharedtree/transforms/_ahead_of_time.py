@@ -142,9 +142,9 @@ class Program:
             description = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, description, "f.lower(*args).compile()")
             result = compiled(*call.groups)
-            # `leave` builds the result. An object of the caller's that the function returned unchanged may be in it,
-            # but only if JAX would leave its arrays where they are. For this, `leave` asks which leaves are used.
-            return jitted.leave(result, call, self.policy, lambda: used_leaves(call, self.is_used))
+            # An object of the caller's that the function returned unchanged may be in the result, but only if JAX would
+            # leave its arrays where they are. That depends on the leaves that the program uses.
+            return jitted.build_result(result, call, self.policy, lambda: used_leaves(call, self.is_used))
 
     def _name_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """Makes one node of the arguments of a call, with the names that they had at compilation.

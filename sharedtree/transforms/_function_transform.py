@@ -42,9 +42,9 @@ from ._function_given_to_jax import Inner, NewProgramError
 from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, receive, single_group_of_tree
 from ._grouping_leaves import group_result
 from ._in_place import commit_changes, flatten_with_changes, rules_for_state
-from ._leaf_groups import LeafGroup, LeafGroups
+from ._leaf_groups import LeafGroup, LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated, labels_in
-from ._pass_through import find_unchanged, objects_for_caller
+from ._pass_through import find_unchanged
 from ._repeated_calls import CallPattern, CallSettings, new_latest
 from ._wrapped_function import Wrapper
 from .checks._lost_changes import Unsaid
@@ -64,7 +64,8 @@ class FunctionTransform(Wrapper):
     function with equal options have the same inner function (see `_function_given_to_jax`).
 
     Attributes:
-        passes_through: True if the caller gets its own object for each unchanged module in the result.
+        passes_through: True if the inner function names unchanged modules in the result, for the caller to get its own
+            objects in their places. A class that sets this overrides `leave`, as `JittedTransform` does.
         default_out: label of the result if the option for results is not set or contains no label.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
@@ -409,35 +410,23 @@ class FunctionTransform(Wrapper):
         """Makes the treatment of donation: each leaf is labelled as donated or kept. None if no argument is donated."""
         return donation_treatment(arguments, self.donated_positions(len(arguments.args), arguments.kwargs))
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Builds the result of a call. In place, writes the function's changes into the caller's objects.
 
         Args:
             result: result of the transformed function: a leaf group, or `LeafGroups`.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments that the computation reads. None for `leaves_used`.
 
         Raises:
             InconsistentSharingError: in place, if a changed object cannot be written back.
         """
-        groups = result.parts if type(result) is LeafGroups else (result,)
+        groups = groups_of(result)
         if policy.in_place:
             # Writes the changes, and returns a list with one tuple: first the changed objects, last the result.
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
-        # `given` has the records of the caller's objects that pass through.
-        structure = groups[0].selection.structure
-        if not structure.given:
-            return leave(groups)
-        return leave(groups, objects_for_caller(call, structure, used or (lambda: self.leaves_used(call))))
-
-    def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments that the computation reads. By default, all leaves.
-
-        If one of them is committed to a device, vanilla `jax.jit` commits its results.
-        """
-        return call.leaves
+        return leave(groups)
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Returns the transformed function for a call: one for each policy, number of static arguments, and labels.

@@ -252,7 +252,7 @@ class GradTransform(FunctionTransform):
             transformed = self._made.setdefault(policy, transform(self.inner(policy), **options))
         return transformed
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Builds the result for the user: the gradient in modules, and the value and the auxiliary data if asked for.
 
         In place, also writes the function's changes into the caller's objects.
@@ -261,7 +261,6 @@ class GradTransform(FunctionTransform):
             result: the result of the transform, with leaf groups.
             call: the call.
             policy: the policy of the call.
-            used: not read. Nothing passes through a gradient.
 
         Returns:
             The shape of the vanilla transform's result: `gradient`, `(gradient, aux)`, `(value, gradient)` or

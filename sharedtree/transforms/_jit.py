@@ -43,8 +43,9 @@ from ._argument_names import ChosenArguments, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
 from ._function_given_to_jax import Inner, NewProgramError, Shared, shared_by
 from ._function_transform import FunctionTransform
-from ._leaf_groups import LeafGroups
+from ._leaf_groups import LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated
+from ._pass_through import objects_for_caller
 from ._placements import is_sharding, placement_treatment
 from .checks._lost_changes import only_traced
 from .checks._refused_arguments import forbid_bound_module
@@ -71,13 +72,32 @@ class JittedTransform(FunctionTransform):
 
     # One trace serves many calls, so a retrace is worth a warning.
     caches_traces = True
+    # C knows what passes through.
+    finishes_natively = True
 
-    def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments used by the computation.
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
+        """Builds the result of a call. A module that the function returned unchanged is the caller's own object."""
+        return self.build_result(
+            result, call, policy, lambda: used_leaves(call, self._used_flags(call, current_policy(self.policy)))
+        )
 
-        JAX drops all other leaves from the program, so their placement has no effect on the results.
+    def build_result(self, result: Any, call: Call, policy: Policy, leaves_used: Callable[[], Sequence[Any]]) -> Any:
+        """Does what `leave` does, for a program of which others know the leaves that it uses.
+
+        Args:
+            result: result of the transformed function: a leaf group, or `LeafGroups`.
+            call: the call.
+            policy: the policy of the call.
+            leaves_used: returns the leaves of the arguments that the program uses. JAX drops all others, so only the
+                placement of these has an effect on the results. It is called if something passes through.
         """
-        return used_leaves(call, self._used_flags(call, current_policy(self.policy)))
+        groups = groups_of(result)
+        structure = groups[0].selection.structure
+        # `given` has the records of the caller's objects that pass through. In place, all of the caller's objects come
+        # back.
+        if policy.in_place or not structure.given:
+            return super().leave(result, call, policy)
+        return leave(groups, objects_for_caller(call, structure, leaves_used))
 
     def _used_flags(self, call: Call, policy: Policy) -> Sequence[bool]:
         """Returns one flag for each leaf of the groups, in order: True if the computation uses the leaf."""
@@ -162,10 +182,8 @@ class JittedTransform(FunctionTransform):
                 # `explain` adds the cause to an error of JAX, or raises an error of its own.
                 self.explain(error, lambda: call)
                 raise
-            # The result is one group or, if its leaves have several labels, a `LeafGroups` of all groups.
-            groups = result.parts if type(result) is LeafGroups else (result,)
             # Modules that pass through are rebuilt with structs in place of their arrays.
-            return leave(groups, abstract_objects_of(call.tree))
+            return leave(groups_of(result), abstract_objects_of(call.tree))
 
     def clear_cache(self) -> None:
         """Forgets every trace of this function, as `jax.jit(f).clear_cache` does.

@@ -127,11 +127,10 @@ class MakeJaxprTransform(CheckpointTransform):
         with only_traced():
             return super().call_in_python(args, kwargs, _not_in_place(policy))
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes.
 
-        Overrides the last step of a call. `used` is for transforms that compute, and is not read. The function `leave`,
-        called below, builds a tree from its leaf groups.
+        The function `leave`, called below, builds a tree from its leaf groups.
         """
         if not self.options.get("return_shape"):
             return result
@@ -149,7 +148,7 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so Equinox need not filter."""
         return jax.make_jaxpr(self.inner(policy), return_shape=True)
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Returns a triple, as Equinox does: the jaxpr, the tree of shapes, and the static part of the result.
 
         The shapes have `None` for static leaves, the static part has `None` for shapes.

@@ -511,14 +511,13 @@ class FilterVmapTransform(VmapTransform):
             return result
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Builds the result of a call, after two steps of `filter_vmap` beyond `jax.vmap`.
 
         Args:
             result: the leaf groups of the result.
             call: the call. Its `result_labels` are the axes of these groups.
             policy: the policy of the call.
-            used: see the base class.
 
         Raises:
             ValueError: if nothing was mapped, and the option for results has an axis.
@@ -536,4 +535,4 @@ class FilterVmapTransform(VmapTransform):
         for group, label in zip(result.parts, call.result_labels, strict=True):
             has_axis = label is not None
             groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if has_axis else group)
-        return super().leave(LeafGroups(groups), call, policy, used)
+        return super().leave(LeafGroups(groups), call, policy)
