@@ -37,7 +37,7 @@ from ._argument_names import Names
 from ._caller_side import Call, Grouping, enter, leave, repack_call
 from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
-from ._function_side import FunctionTrace, Terms
+from ._function_side import Terms
 from ._function_transform import rules_of_call
 from ._in_place import commit_changes
 from ._joining_trees import Repacking
@@ -187,18 +187,16 @@ class CallWithOperands:
             raise NoFunctionError
         # State of the user's function that outlives the call: its inner functions, and facts about their traces.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
-        self._unsaid.append(shared.unsaid)
-        inner = shared.inner.get(self.policy)
-        if inner is None:
+        self._unsaid.append(shared.history.unsaid)
+
+        def make() -> Inner:
             forbid_bound_module(function, self.policy, self.title)
             terms = Terms(
                 self.title,
                 Names(function, self.names.positional),
                 self.policy,
                 self.rules,
-                shared.traces,
-                shared.seen,
-                shared.unsaid,
+                shared.history,
                 caches_traces,
                 self.writes,
                 learned=Learned(),
@@ -209,11 +207,9 @@ class CallWithOperands:
             # JAX's messages name the arguments as the user's function does, and not as the transform names its
             # operands.
             names_in_function = Names(function).of(num_before + len(self.names.positional))
-            run = functools.partial(_run, terms, body)
-            new_inner = Inner(function, shared.get_function, run, terms, names_in_function, num_before)
-            # If another thread was faster, both threads take its inner function, so that JAX traces once.
-            inner = shared.inner.setdefault(self.policy, new_inner)
-        return inner
+            return Inner(function, terms, body, shared.get_function, names_in_function, num_before)
+
+        return shared.inner_for(self.policy, make)
 
     def apply(self, *args: Any, **options: Any) -> Any:
         """Calls the transform with leaf groups, and returns its result.
@@ -290,11 +286,6 @@ def structure_of_argument(structure: Structure, position: int) -> ArgumentStruct
     # Numbers the records below the argument anew, in the order of a walk. The root is the last.
     records, numbers = canonical_records(root, lambda number: structure.records[number])
     return ArgumentStructure(intern(records, len(records) - 1), list(numbers))
-
-
-def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs a body in a new trace of the user's function. The inner function calls this."""
-    return body(FunctionTrace(terms, function), *args, **kwargs)
 
 
 class NoFunctionError(Exception):

@@ -40,7 +40,7 @@ from ._argument_names import Names
 from ._caller_side import Call, leave
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace, receive
+from ._function_side import FunctionTrace, Terms, receive
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, single_group, tangents_of
@@ -174,7 +174,8 @@ class RuleTransform(FunctionTransform):
         args, kwargs = self._bind_by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
             transform_of_call = self._for_one_call(call)
-            vanilla = transform_of_call.make_vanilla(policy, self.function)
+            terms = transform_of_call.terms(policy, self._shared.history)
+            vanilla = transform_of_call.make_vanilla(terms, self.function)
             statics: Sequence[Any] = call.statics
             if self.packs_statics:
                 rules = self.rules(Policy())
@@ -227,80 +228,59 @@ class RuleTransform(FunctionTransform):
         copy_for_call._result_structure = None
         return copy_for_call
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the vanilla object for one call. It takes leaf groups, and so do its rules.
 
         Called on the copy that `_for_one_call` makes.
 
         Args:
-            policy: what carries identity.
+            terms: facts that all traces of the function and its rules have in common.
             function: the user's function. The copy itself does not refer to it.
         """
         raise NotImplementedError
 
     # What JAX calls: the function and the rules, on leaf groups -------------------------------------------------------
 
-    def make_inner(self, policy: Policy, call_rule: Callable[..., Any], function: Callable[..., Any]) -> Inner:
-        """Makes the function for JAX to call in place of the user's function or rule.
-
-        Args:
-            policy: what carries identity.
-            call_rule: (policy, `function`, *arguments from JAX) → the result for JAX. A method such as `call_primal`.
-            function: the user's function or rule.
-        """
-        return Inner(
-            function,
-            lambda: function,
-            lambda current, args, kwargs: call_rule(policy, current, *args, **kwargs),
-        )
-
-    def call_primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+    def call_inside(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's function for JAX. Returns the leaf group of its result.
 
-        Keeps the structure of the result in `_result_structure`.
-        """
-        return self.call_and_pack(policy, function, args, None)
-
-    def call_and_pack(
-        self,
-        policy: Policy,
-        rule: Callable[..., Any],
-        args: Sequence[Any],
-        pack_second: Callable[[FunctionTrace, Any], Any] | None,
-    ) -> Any:
-        """Calls the function, or a rule that returns a pair: the function's result, and something else.
-
-        Warns of ties lost in the function or the rule.
+        Keeps the structure of the result in `_result_structure`. Warns of ties that the function lost.
 
         Args:
-            policy: the policy of the call: what carries identity.
-            rule: the user's function (the primal function) or one of the user's rules for it.
+            trace: the trace of the function.
             args: the leaf group of the operands, and static arguments.
-            pack_second: packs the second entry of a rule's pair: (trace, second entry) → what JAX gets for it. None if
-                `rule` is the primal function, which returns no pair.
+        """
+        result = self.call_with_groups(trace, args)
+        trace.check(result)
+        packed = trace.pack(result)
+        self._result_structure = packed.structure
+        return packed
+
+    def call_and_pack_pair(
+        self, trace: FunctionTrace, args: Sequence[Any], pack_second: Callable[[Any], Any] = lambda second: second
+    ) -> Any:
+        """Calls a rule that returns a pair: the function's result, and something else.
+
+        Warns of ties lost in the rule.
+
+        Args:
+            trace: the trace of the rule.
+            args: the leaf group of the operands, and static arguments.
+            pack_second: packs the second entry of the pair for JAX. By default it is returned as it is.
 
         Returns:
-            For the function, the leaf group of its result. For a rule, a pair: the leaf group of the function's result,
-            and what `pack_second` returned. If a rule returned no pair, its result unchanged, for JAX to refuse.
+            The leaf group of the function's result, and what `pack_second` returned. If the rule returned no pair, its
+            result unchanged, for JAX to refuse.
 
         Raises:
-            SharingMismatchError: if the result of a rule has another structure than that of the function.
+            SharingMismatchError: if the result has another structure than that of the function.
         """
-        trace, result = self.call_with_groups(policy, rule, args, returns_pair=pack_second is not None)
-        # 1. Take the pair of a rule apart.
-        second = None
-        if pack_second is not None:
-            if not isinstance(result, (tuple, list)) or len(result) != 2:
-                return result
-            result, second = result
-        # 2. Warn of ties that the function or the rule lost, and pack the function's result.
-        tree = trace.flatten(result)
-        trace.check_flattened(tree)
-        packed = trace.pack(result)
-        if pack_second is None:
-            self._result_structure = packed.structure
-            return packed
-        return self._repack_like_function(packed, rule), pack_second(trace, second)
+        pair = self.call_with_groups(trace, args, returns_pair=True)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            return pair
+        result, second = pair
+        trace.check(result)
+        return self._repack_like_function(trace.pack(result), trace.function), pack_second(second)
 
     def _repack_like_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
         """Returns the result in a rule as a leaf group with the structure of the function's own result.
@@ -332,34 +312,27 @@ class RuleTransform(FunctionTransform):
         join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
         return single_group(packed.leaves, returned)
 
-    def call_with_groups(
-        self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
-    ) -> tuple[FunctionTrace, Any]:
-        """Calls the user's function or rule with arguments built from leaf groups. Returns the trace and the result.
+    def call_with_groups(self, trace: FunctionTrace, args: Sequence[Any], *, returns_pair: bool = False) -> Any:
+        """Calls the user's function or rule with arguments built from leaf groups. Returns the result.
 
         Args:
-            policy: what carries identity.
-            function: the function or the rule.
+            trace: the trace of the function or the rule.
             args: the leaf group of the operands, and static arguments.
             returns_pair: True for a rule that returns a pair, of which only the first entry reaches the caller.
         """
         group, *statics = args
         received = receive([group], [build_tree(static) for static in statics] if self.packs_statics else statics)
-        trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
-        return trace, trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
+        return trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
 
     # Cotangents -----------------------------------------------------------------------------------------------------
 
-    def call_cotangent_rule(
-        self, policy: Policy, rule: Callable[..., Any], *args: Any, may_be_single: bool = False
-    ) -> Any:
+    def call_cotangent_rule(self, trace: FunctionTrace, *args: Any, may_be_single: bool = False) -> Any:
         """Calls a rule for cotangents, and fits its result to the leaf group of the operands.
 
         Args:
-            policy: what carries identity.
-            rule: (*static arguments, residuals, cotangent of the result) → cotangents of the operands. Under
-                `jax.custom_gradient`, it takes the cotangent alone.
+            trace: the trace of the rule: (*static arguments, residuals, cotangent of the result) → cotangents of the
+                operands. Under `jax.custom_gradient`, the rule takes the cotangent alone.
             args: arguments of the rule, with modules and not leaf groups.
             may_be_single: True if the rule may return the cotangent of a single operand by itself, without a tuple.
 
@@ -371,6 +344,7 @@ class RuleTransform(FunctionTransform):
             SharingMismatchError: if there are not as many cotangents as operands; if one differs from its operand in
                 shape; or if one object is at several paths of a tie, and it may be the whole sum or a share.
         """
+        rule, policy = trace.function, trace.terms.policy
         operands = as_tuple(self._operands)
         num_operands = len(operands.records[operands.root][1])
         # 1. Call the rule. Whatever knows that an array is the whole sum over its paths adds it to `whole_sums`:
@@ -444,8 +418,9 @@ class RuleTransform(FunctionTransform):
             return
         # JAX would trace the user's function again, or even call it (`jax_custom_vjp3`). So a dummy with its name and
         # signature takes its place. Another one takes the place of the rule and returns the same result.
-        vanilla = VANILLA_CUSTOM_VJP(dummy_returning(self._inner_function.function, 0.0))
-        vanilla.defvjp(lambda *args: (0.0, None), dummy_returning(rule, result))
+        terms = self._inner_function.terms
+        vanilla = VANILLA_CUSTOM_VJP(dummy_returning(self._inner_function.function, 0.0, terms))
+        vanilla.defvjp(lambda *args: (0.0, None), dummy_returning(rule, result, terms))
         arguments = unpack(self._operands.structure, list(self._operands.leaves.values()))
         # The arguments as the caller's side packed them. A static argument has None as its name there, and is left out.
         operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
@@ -475,7 +450,7 @@ class CustomVjpTransform(RuleTransform):
         self._vanilla.defvjp(fwd, bwd, *positional, **options)
         self.rules_given = fwd, bwd, positional, options
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_vjp` for one call, with both of its rules on leaf groups."""
         fwd, bwd, positional, options = self.rules_given
         transform_options = (
@@ -483,23 +458,24 @@ class CustomVjpTransform(RuleTransform):
             if self._nondiff_positions
             else self.options
         )
-        self._inner_function = self.make_inner(policy, self.call_primal, function)
+        self._inner_function = Inner(function, terms, self.call_inside)
         vanilla = self.transform(self._inner_function, **transform_options)
-        rules = self.make_inner(policy, self._call_fwd, fwd), self.make_inner(policy, self._call_bwd, bwd)
-        vanilla.defvjp(*rules, *positional, **options)
+        inner_fwd = Inner(fwd, terms, self._call_fwd)
+        inner_bwd = Inner(bwd, terms, self._call_bwd)
+        vanilla.defvjp(inner_fwd, inner_bwd, *positional, **options)
         return vanilla
 
-    def _call_fwd(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
+    def _call_fwd(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls `fwd` for JAX. Returns the leaf groups of the result and of the residuals."""
-        return self.call_and_pack(policy, fwd, args, lambda trace, residuals: trace.pack(residuals))
+        return self.call_and_pack_pair(trace, args, trace.pack)
 
-    def _call_bwd(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
+    def _call_bwd(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls `bwd` for JAX, which passes static arguments and the leaf groups of the residuals and of the cotangent.
 
         Returns a tuple of one leaf group: the cotangents of the operands.
         """
         *static, residuals, cotangent = args
-        return self.call_cotangent_rule(policy, bwd, *static, build_tree(residuals), tangents_of(cotangent))
+        return self.call_cotangent_rule(trace, *static, build_tree(residuals), tangents_of(cotangent))
 
 
 class CustomGradientTransform(RuleTransform):
@@ -512,23 +488,21 @@ class CustomGradientTransform(RuleTransform):
     rules_given = ()
     unsupported_options = ("with_logs", "remat", "with_accums")
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes a function under `jax.custom_gradient`. It returns its rule with each result."""
-        return self.transform(self.make_inner(policy, self._call_function_with_rule, function), **self.options)
+        return self.transform(Inner(function, terms, self._call_function_with_rule), **self.options)
 
-    def _call_function_with_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+    def _call_function_with_rule(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's function for JAX. Returns the leaf group of its result, and a rule on leaf groups."""
-        return self.call_and_pack(
-            policy, function, args, lambda _, rule: self.make_inner(policy, self._call_gradient_rule, rule)
-        )
+        return self.call_and_pack_pair(trace, args, lambda rule: Inner(rule, trace.terms, self._call_gradient_rule))
 
-    def _call_gradient_rule(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+    def _call_gradient_rule(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's rule for JAX, with a tree in the place of the leaf group of the cotangent.
 
         Returns a tuple of one leaf group: the cotangents of the operands.
         """
         # JAX lets rules of this transform return the cotangent of a single operand without a tuple.
-        return self.call_cotangent_rule(policy, rule, *map(tangents_of, args), may_be_single=True)
+        return self.call_cotangent_rule(trace, *map(tangents_of, args), may_be_single=True)
 
 
 class Summands(list[Any]):
@@ -577,7 +551,7 @@ class CustomJvpTransform(RuleTransform):
 
         self.rules_given = jvp, (), {}
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_jvp` for one call, with its rule on leaf groups."""
         jvp, positional, options = self.rules_given
         transform_options = (
@@ -585,12 +559,12 @@ class CustomJvpTransform(RuleTransform):
             if self._nondiff_positions
             else self.options
         )
-        self._inner_function = self.make_inner(policy, self.call_primal, function)
+        self._inner_function = Inner(function, terms, self.call_inside)
         vanilla = self.transform(self._inner_function, **transform_options)
-        vanilla.defjvp(self.make_inner(policy, self._call_jvp_rule, jvp), *positional, **options)
+        vanilla.defjvp(Inner(jvp, terms, self._call_jvp_rule), *positional, **options)
         return vanilla
 
-    def _call_jvp_rule(self, policy: Policy, jvp: Callable[..., Any], *args: Any) -> Any:
+    def _call_jvp_rule(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's rule for JAX.
 
         JAX passes the static arguments, a tuple with the leaf group of all primals, and a tuple with the leaf group of
@@ -602,12 +576,13 @@ class CustomJvpTransform(RuleTransform):
         Raises:
             SharingMismatchError: if the result differs from that of the function, or the tangent from the result.
         """
+        jvp = trace.function
         *static, (primal_group,), (tangent_group,) = args
         # One entry for each argument of the function. The entries of static arguments are skipped below.
         all_tangents = tangents_of(tangent_group, is_gradient=False).args
 
-        # `call_and_pack` calls this with the arguments of the function, in their order. The user's rule gets the static
-        # ones first, and then one tuple of all others.
+        # `call_and_pack_pair` calls this with the arguments of the function, in their order. The user's rule gets the
+        # static ones first, and then one tuple of all others.
         def rule(*args: Any) -> Any:
             """Calls the user's rule with static arguments first, as JAX does."""
             statics = [args[i] for i in self._nondiff_positions]
@@ -615,15 +590,15 @@ class CustomJvpTransform(RuleTransform):
             tangents = tuple([arg for i, arg in enumerate(all_tangents) if i not in self._nondiff_positions])
             return jvp(*statics, primals, tangents)
 
-        # The lambda returns the tangent as it is. It is packed below, when the structure of the result is known.
-        packed = self.call_and_pack(policy, rule, (primal_group, *static), lambda _, tangent_out: tangent_out)
+        # The tangent is packed below, when the structure of the result is known.
+        packed = self.call_and_pack_pair(FunctionTrace(trace.terms, rule), (primal_group, *static))
         if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
             # The rule returned no pair. JAX refuses its result, with its own error.
             return packed
         result, tangent_out = packed
         if type(tangent_out) is not Summands:
             self._raise_jax_error_for_tangent(jvp, result, tangent_out)
-        return result, self._pack_tangent(policy, result, tangent_out)
+        return result, self._pack_tangent(trace.terms.policy, result, tangent_out)
 
     def _raise_jax_error_for_tangent(self, jvp: Callable[..., Any], result: LeafGroup, tangent: Any) -> None:
         """Lets JAX raise its own error if the tangent has another structure than the result. Returns if JAX has none.
@@ -646,8 +621,9 @@ class CustomJvpTransform(RuleTransform):
         value = build_tree(result)
         if jtu.tree_structure(tangent) != jtu.tree_structure(value):
             # Dummies with the names and signatures of the user's function and rule.
-            vanilla = VANILLA_CUSTOM_JVP(dummy_returning(self._inner_function.function, value))
-            vanilla.defjvp(dummy_returning(jvp, (value, tangent)))
+            terms = self._inner_function.terms
+            vanilla = VANILLA_CUSTOM_JVP(dummy_returning(self._inner_function.function, value, terms))
+            vanilla.defjvp(dummy_returning(jvp, (value, tangent), terms))
             jax.eval_shape(lambda: jax.jvp(vanilla, (0.0,), (0.0,)))
 
     def _pack_tangent(self, policy: Policy, result: LeafGroup, tangent: Any) -> LeafGroup:
@@ -692,20 +668,18 @@ class CustomVmapTransform(RuleTransform):
         self.rules_given = vmap_rule
         return vmap_rule
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `custom_vmap` for one call, with its rule on leaf groups."""
-        vanilla = self.transform(self.make_inner(policy, self.call_primal, function), **self.options)
-        vanilla.def_vmap(self.make_inner(policy, self._call_vmap_rule, self.rules_given))
+        vmap_rule = self.rules_given
+        vanilla = self.transform(Inner(function, terms, self.call_inside), **self.options)
+        vanilla.def_vmap(Inner(vmap_rule, terms, self._call_vmap_rule))
         return vanilla
 
-    def _call_vmap_rule(
-        self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, group: LeafGroup
-    ) -> Any:
+    def _call_vmap_rule(self, trace: FunctionTrace, size: int, in_batched: Any, group: LeafGroup) -> Any:
         """Calls the user's rule for JAX.
 
         Args:
-            policy: what carries identity.
-            rule: the user's rule.
+            trace: the trace of the rule.
             size: the size of the axis.
             in_batched: a list with a single entry: a leaf group with a boolean for each leaf of `group`.
             group: the leaf group of the operands.
@@ -721,13 +695,13 @@ class CustomVmapTransform(RuleTransform):
         in_batched_trees = list(build_tree(in_batched[0]).args)
 
         def rule_of_arguments(*args: Any) -> Any:
-            """Takes the arguments of the function, as `call_and_pack` passes them, and calls the user's rule."""
-            return rule(size, in_batched_trees, *args)
+            """Takes the arguments of the function, as `call_and_pack_pair` passes them, and calls the user's rule."""
+            return trace.function(size, in_batched_trees, *args)
 
         # Only the name is copied, for errors. The signature differs.
-        functools.update_wrapper(rule_of_arguments, rule, ("__name__", "__qualname__"), ())
-        # The lambda returns the booleans as they are. They are packed below, when the structure of the result is known.
-        packed = self.call_and_pack(policy, rule_of_arguments, (group,), lambda _, out_batched: out_batched)
+        functools.update_wrapper(rule_of_arguments, trace.function, ("__name__", "__qualname__"), ())
+        # The booleans are packed below, when the structure of the result is known.
+        packed = self.call_and_pack_pair(FunctionTrace(trace.terms, rule_of_arguments), (group,))
         if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
             # The rule returned no pair. JAX refuses its result, with its own error.
             return packed
@@ -781,9 +755,9 @@ def _add_tangents(leaf: Any, a: Any, b: Any) -> Any:
     return a + b if is_inexact(leaf) else a
 
 
-def dummy_returning(function: Callable[..., Any], value: Any) -> Inner:
-    """Makes a function with the name and signature of `function` that returns `value` for all arguments."""
-    return Inner(function, lambda: function, lambda *_: value)
+def dummy_returning(function: Callable[..., Any], value: Any, terms: Terms) -> Inner:
+    """Makes a function that looks like `function`, and returns `value` for all arguments. It does not read `terms`."""
+    return Inner(function, terms, lambda *_: value)
 
 
 class _Result:

@@ -53,6 +53,21 @@ from .checks._ties_lost_in_calls import LostTie, SeenArguments, report_lost_ties
 from .checks._tracer_leaks import forbid_tracers
 
 
+class TraceHistory(NamedTuple):
+    """Findings from the traces of one function, for later traces. They refer neither to the function nor to arrays.
+
+    Attributes:
+        traces: counts the traces, to warn if static values make JAX trace again on every call.
+        seen: the arguments of earlier traces, to find ties that the caller lost between two calls.
+        unsaid: changes of arguments lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A later call
+            that runs such a trace warns of them.
+    """
+
+    traces: Traces
+    seen: SeenArguments
+    unsaid: Unsaid
+
+
 class Terms(NamedTuple):
     """Facts about one function under one transform and one policy. All of its traces have them in common.
 
@@ -61,10 +76,7 @@ class Terms(NamedTuple):
         names: names of the arguments, and where the function is defined.
         policy: what carries identity, and what a lost tie does.
         rules: how results are packed.
-        traces: counts the traces of the function, to warn of needless ones.
-        seen: the arguments of earlier traces, to find ties that the caller lost between two calls.
-        unsaid: changes that were lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A later call that
-            runs such a trace warns of them.
+        history: findings from earlier traces of the function.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
         writes: True if the transform can write back what the function changed.
         options: options of the transform, for messages.
@@ -81,9 +93,7 @@ class Terms(NamedTuple):
     names: Names
     policy: Policy
     rules: Rules
-    traces: Traces
-    seen: SeenArguments
-    unsaid: Unsaid
+    history: TraceHistory
     caches_traces: bool
     writes: bool = True
     options: Mapping[str, Any] = MappingProxyType({})
@@ -296,7 +306,7 @@ class FunctionTrace:
         terms, tree, call = self.terms, received.tree, received.call
         # Warns if a static value makes JAX trace again and again.
         if terms.caches_traces:
-            terms.traces.add(tree, received.arguments, terms.names)
+            terms.history.traces.add(tree, received.arguments, terms.names)
         # Everything below reads the caller's objects, which are gone if the call has ended.
         if call is None:
             return
@@ -339,7 +349,7 @@ class FunctionTrace:
         policy = with_in_place(terms.policy, None) if is_option_ignored else terms.policy
         # `unsaid` stores warnings that are not given yet, because the trace may run in a later call. A trace that
         # serves one call runs at once, so its warnings need not wait.
-        unsaid = terms.unsaid if terms.caches_traces else None
+        unsaid = terms.history.unsaid if terms.caches_traces else None
 
         def unwritable(record: int | None, value: Any) -> str:
             """Returns `Terms.unwritable` for this call."""
@@ -409,7 +419,7 @@ class FunctionTrace:
         # Ties lost by the caller between two calls: the arguments of an earlier trace had them, and these lack them.
         lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
-            lost_between_calls = terms.seen.compare(received, call.objects, terms.policy)
+            lost_between_calls = terms.history.seen.compare(received, call.objects, terms.policy)
         lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
         if lost or lost_between_calls:
             # The deferred warnings of inner functions are about the same ties. One cause gets one warning.

@@ -32,14 +32,21 @@ from typing import Any, NoReturn, Self
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
 from ..core._jax_internals import hide_frames
-from ..core._node_types import is_module
 from ..core._pack_and_unpack import Rules
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner, NewProgramError
-from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, receive, single_group_of_tree
+from ._function_side import (
+    FunctionTrace,
+    Received,
+    Terms,
+    TraceHistory,
+    group_result_with_state,
+    receive,
+    single_group_of_tree,
+)
 from ._grouping_leaves import group_result
 from ._in_place import commit_changes, flatten_with_changes, rules_for_state
 from ._leaf_groups import LeafGroup, LeafGroups, groups_of
@@ -47,10 +54,11 @@ from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import find_unchanged
 from ._repeated_calls import CallPattern, CallSettings, new_latest
 from ._wrapped_function import Wrapper
-from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
 from .checks._retracing import Traces
-from .checks._ties_lost_in_calls import SeenArguments
+
+_REFERRING_TO_FUNCTION = ("function", "__wrapped__", "_shared", "_made")
+"""Attributes of a wrapper that refer to the user's function, or to an inner function, which finds it."""
 
 
 class FunctionTransform(Wrapper):
@@ -178,9 +186,9 @@ class FunctionTransform(Wrapper):
             # JAX can trace without running the program (`jit(f).lower(m)`). If the function then loses changes of its
             # arguments, the warning waits in `unsaid`. `say` gives it if this call has run that trace: the warnings are
             # stored by the structure of the arguments.
-            self._shared.unsaid.say(call.tree.structure)
+            self._shared.history.unsaid.say(call.tree.structure)
             settings = self.settings
-            if self._shared.unsaid:
+            if self._shared.history.unsaid:
                 # A warning still waits for another call. The C extension cannot give it, so the next call is left to
                 # Python.
                 self.settings = None
@@ -287,7 +295,7 @@ class FunctionTransform(Wrapper):
     @property
     def traces(self) -> Traces:
         """The traces of the function so far. They warn if static values make JAX trace again on every call."""
-        return self._shared.traces
+        return self._shared.history.traces
 
     # ---- For families to override ----
 
@@ -465,46 +473,42 @@ class FunctionTransform(Wrapper):
         """
         shared = self._shared
         forbid_bound_module(self.function, policy, self.transform_name)
-        inner = shared.inner.get(policy)
-        if inner is None:
-            call = functools.partial(self._without_function().call_inside, policy)
-            # The inner function takes its name from this function. A module is an argument of the transform. It is then
-            # called by a function that all modules share, which gives the name.
-            function = shared.get_function() if is_module(self.function) else self.function
-            inner = shared.inner.setdefault(policy, Inner(function, shared.get_function, call))
-        return inner
+
+        def make() -> Inner:
+            options = self._without_function()
+            terms = options.terms(policy, shared.history)
+            return Inner(self.traced_function, terms, options.call_inside, shared.get_function)
+
+        return shared.inner_for(policy, make)
 
     def _without_function(self) -> Self:
-        """Returns a copy of the wrapper without the user's function and the inner function.
+        """Returns a copy of the wrapper with its options, and without the user's function.
 
         The inner function refers to the copy, and not to the wrapper. So JAX's caches do not keep the user's function
         alive. The user's function and the inner function are freed with the wrapper.
         """
         cls = type(self)
         # Not `__init__`, which would apply the transform once more.
-        wrapper_copy = cls.__new__(cls)
-        vars(wrapper_copy).update(vars(self))
-        for name in ("function", "__wrapped__", "_shared", "_made"):
-            vars(wrapper_copy).pop(name, None)
-        # With the C extension, these two are attributes of the native base class, so `vars` does not have them.
-        wrapper_copy.policy, wrapper_copy.settings = self.policy, None
-        # What the earlier traces left in `_shared`: the parts that refer neither to the user's function nor to the
-        # inner one. They are no records in the sense of a flat DAG.
-        wrapper_copy._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
-        return wrapper_copy
+        options = cls.__new__(cls)
+        attributes = {name: value for name, value in vars(self).items() if name not in _REFERRING_TO_FUNCTION}
+        vars(options).update(attributes)
+        return options
 
-    # An attribute of the copy only: the fields `traces`, `seen` and `unsaid` of `Shared`.
-    _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
+    def terms(self, policy: Policy, history: TraceHistory) -> Terms:
+        """Makes the facts that all traces of the function have in common.
 
-    def terms(self, policy: Policy) -> Terms:
-        """Makes the facts that all traces of the function have in common. For the copy of `_without_function` only."""
+        Called on the copy of `_without_function`, since the terms refer to the object by which they are made.
+
+        Args:
+            policy: the policy.
+            history: findings from earlier traces.
+        """
         return Terms(
             self.transform_name,
             self.names,
             policy,
             self.rules(policy),
-            # The three arguments `traces`, `seen` and `unsaid`.
-            *self._records_of_traces,
+            history,
             caches_traces=self.caches_traces,
             writes=self.writes,
             options=self.all_options,
@@ -513,20 +517,17 @@ class FunctionTransform(Wrapper):
             bound_to=self.bound_to,
         )
 
-    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def call_inside(self, trace: FunctionTrace, *args: Any) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and returns its result in leaf groups.
 
         This is the body of the inner function.
 
         Args:
-            policy: the policy.
-            function: the user's function.
+            trace: the trace of the user's function.
             args: leaf groups, then static arguments.
-            kwargs: empty.
         """
         groups = [arg for arg in args if type(arg) is LeafGroup]
         received = receive(groups, args[len(groups) :])
-        trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 

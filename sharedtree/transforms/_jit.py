@@ -41,7 +41,7 @@ from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
 from ._argument_names import ChosenArguments, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
-from ._function_given_to_jax import Inner, NewProgramError, Shared, shared_by
+from ._function_given_to_jax import Inner, NewProgramError
 from ._function_transform import FunctionTransform
 from ._leaf_groups import LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated
@@ -153,7 +153,7 @@ class JittedTransform(FunctionTransform):
 
         A later call may have to warn of them, and C cannot warn.
         """
-        if self._shared.unsaid:
+        if self._shared.history.unsaid:
             # C knows how to do calls from the settings alone. Without them it leaves the call to Python.
             self.settings = None
 
@@ -334,6 +334,11 @@ def _key_of_prefix(treatment: Treatment) -> Any:
     return parts if treatment.name == "donate_argnums" else len(parts)
 
 
+def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function. JAX sees this name in the place of a called module's."""
+    return function(*args, **kwargs)
+
+
 class FilterJitTransform(JittedTransform):
     """A function under `equinox.filter_jit`, with identities preserved.
 
@@ -343,6 +348,7 @@ class FilterJitTransform(JittedTransform):
 
     # Equinox compares functions by `==`, so equal methods and equal wrappers count as one function.
     shares_alike = True
+    function_for_modules = staticmethod(_called)
 
     def check_options(self) -> None:
         """Lets `equinox.filter_jit` refuse wrong options, and reads them."""
@@ -444,20 +450,6 @@ class FilterJitTransform(JittedTransform):
             transformed: the `FilterJitted` of the call.
         """
         return transformed.for_later_calls
-
-    def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        """Returns the state shared by all wrappers of one function: its inner functions and its traces.
-
-        Called modules are arguments of one function, `_called`. So all of them share its traces.
-        """
-        if not is_module(function):
-            return super()._shared_by(function)
-        return shared_by(_called, (type(self), self.transform), self.options)
-
-
-def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function. JAX sees this name in the place of a called module's."""
-    return function(*args, **kwargs)
 
 
 _NAME_OF_CALLED_MODULE = "self"

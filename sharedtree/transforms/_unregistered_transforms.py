@@ -182,12 +182,12 @@ class OpaqueTransform(FunctionTransform):
 
     # The function's side ------------------------------------------------------------------------------------------
 
-    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def call_inside(self, trace: FunctionTrace, *args: Any, **kwargs: Any) -> Any:
         """Calls the user's function with modules in the place of groups, and returns groups in the place of modules.
 
         In place, returns a `_ResultWithChanges` around this result.
         """
-        trace = FunctionTrace(self.terms(policy), function)
+        policy = trace.terms.policy
         received = self._receive(args, kwargs, policy)
         result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
         # Warn of ties that the function lost. In place, the arguments are checked beside the result.

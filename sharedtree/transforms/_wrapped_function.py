@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..core._node_types import is_module
 from ..core._static_values import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._policy_and_context import PolicyOption, current_policy
@@ -63,6 +64,9 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         only_for_transform: names of options without influence on a trace of the function.
         shares_alike: True to let equal methods, and equal wrappers of one function, share their traces, although they
             are different objects. See `shared_by`.
+        function_for_modules: the function that is traced if the user's is a module: (module, *args, **kwargs) → result.
+            The module is then an argument of the transform, so that its leaves are traced. All modules share the
+            traces. None to trace the module itself as a function.
         package_options: names of options added by the package. The transform does not take them.
         takes_rules: True if the wrapper has methods to register rules, such as `defvjp`. A module under an Equinox
             transform becomes a module. If `takes_rules` is true, it becomes a wrapper, since a module has no
@@ -73,6 +77,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
     calls_each_time = False
     only_for_transform: frozenset[str] = frozenset()
     shares_alike = False
+    function_for_modules: Callable[..., Any] | None = None
     package_options: frozenset[str] = frozenset()
     takes_rules = False
 
@@ -101,7 +106,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.all_options = options
         self.is_filtered = is_of_equinox(transform)
         self.alike = self._key_for_comparison()
-        self._shared = self._shared_by(function)
+        self._shared = self._shared_state()
         self.names = self._shared.names
         # The transformed functions made so far. A subclass chooses the keys: all that its transformed functions depend
         # on, such as policy and labels.
@@ -147,11 +152,18 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         # `self` keeps the function alive, so no other object has its `id`.
         return hash((self.alike, function if isinstance(function, Wrapper) else id(function)))
 
-    def _shared_by(self, function: Callable[..., Any]) -> Shared:
+    @property
+    def traced_function(self) -> Callable[..., Any]:
+        """The function that the transform traces: the user's, or `function_for_modules` if that is a module."""
+        stand_in = self.function_for_modules
+        return self.function if stand_in is None or not is_module(self.function) else stand_in
+
+    def _shared_state(self) -> Shared:
         """Returns the state shared by all wrappers of one function with this transform and these options.
 
-        The state holds the inner functions, for JAX in place of the user's function, and records of earlier traces.
+        The state holds the inner functions, for JAX in place of the user's function, and findings from earlier traces.
         """
+        function = self.traced_function
         # Without cached traces there is nothing to share.
         if not self.caches_traces:
             return Shared(function)
