@@ -190,6 +190,7 @@ class CallWithOperands:
         self._unsaid.append(shared.history.unsaid)
 
         def make() -> Inner:
+            """Makes the inner function, or raises the `TypeError`."""
             forbid_bound_module(function, self.policy, self.title)
             terms = Terms(
                 self.title,

@@ -639,11 +639,8 @@ class CustomJvpTransform(RuleTransform):
         total: list[Any] = []
         # If all rules of `defjvps` are None, there is no summand, and the tangent is zero: None stands for it.
         for summand in (tangent or [None]) if type(tangent) is Summands else [tangent]:
-            tangents = fit_to_leaves(tree, summand, "tangent", fit).values()
-            leaves = [
-                _fill_in_zeros(result_leaf, tangent_leaf)
-                for result_leaf, tangent_leaf in zip(result.leaves, tangents, strict=True)
-            ]
+            pairs = zip(result.leaves, fit_to_leaves(tree, summand, "tangent", fit).values(), strict=True)
+            leaves = [_fill_in_zeros(leaf, tangent_of_leaf) for leaf, tangent_of_leaf in pairs]
             if total:
                 total = [_add_tangents(*triple) for triple in zip(result.leaves, total, leaves, strict=True)]
             else:

@@ -819,12 +819,13 @@ def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None)
     structure = group_set.selection.structure
     if group_set.missing_places:
         raise SharingMismatchError(_PART_OF_RESULTS)
+
     # In a Jacobian, a whole tree stands in the place of a leaf, with further groups in it. For JAX's arrays and other
     # leaves, `node_type_of` returns None.
-    leaves: Sequence[Any] = [
-        leaf if node_type_of(leaf) is None else _replace_groups_by_modules(leaf, call, changes)
-        for leaf in group_set.leaves
-    ]
+    def with_modules(leaf: Any) -> Any:
+        return leaf if node_type_of(leaf) is None else _replace_groups_by_modules(leaf, call, changes)
+
+    leaves: Sequence[Any] = list(map(with_modules, group_set.leaves))
     if structure is call.tree.structure:
         # A tree in the shape of the arguments, such as a gradient. If the transform returned one array for two leaves,
         # `with_repeats_copied` copies it. `hand_on` copies the notes on the caller's leaves (such as that a tie was

@@ -210,10 +210,8 @@ def _advice(
             fixes_that_keep.extend(to_keep(origin.keeping) for origin in transforms if origin.keeping is not None)
             continue
         # The lines of the user's code that made the parts. The origin of a known function has code that keeps ties.
-        origins = [
-            origin_of(combined.objects[part]) if is_new else None
-            for part, is_new in zip(tie.parts, are_new, strict=True)
-        ]
+        new_parts = zip((leaf, other_leaf), are_new, strict=True)
+        origins = [origin_of(part) if is_new else None for part, is_new in new_parts]
         known_origin = next((origin for origin in origins if origin is not None and origin.keeping is not None), None)
         known_code = None if known_origin is None else known_origin.keeping
         # Second case: a target network or an average began as the model itself, and is now another model.
@@ -532,18 +530,13 @@ class SeenArguments:
             # `canonical_records` makes a table of the argument alone. The keys of `numbers` are the records in
             # `received`, in the order of the new table.
             records, numbers = canonical_records(root, lambda record: received.records[record])
-            are_leaves = [received.records[number][0] is LEAF for number in numbers]
-            kinds = [
-                kind_of(received.objects[number]) if is_leaf else None
-                for number, is_leaf in zip(numbers, are_leaves, strict=True)
-            ]
+            # None stands for a record that is no leaf.
+            leaf_numbers = [number if received.records[number][0] is LEAF else None for number in numbers]
+            kinds = [None if number is None else kind_of(received.objects[number]) for number in leaf_numbers]
             argument = _Argument(policy_flags, str(key), FlatDag(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
                 earlier = [seen for trace in earlier_traces for seen in trace if seen.policy_flags == policy_flags]
-                objects = [
-                    caller_objects[number] if is_leaf else None
-                    for number, is_leaf in zip(numbers, are_leaves, strict=True)
-                ]
+                objects = [None if number is None else caller_objects[number] for number in leaf_numbers]
                 lost += _ties_lost_since(argument, objects, earlier)
             arguments.append(argument)
         with self._lock:
