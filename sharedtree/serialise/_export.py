@@ -33,10 +33,9 @@ from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, records_outside_modules
 from ..ties._policy_and_context import PolicyOption, current_policy
-from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
-from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_and_let_trace
+from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_and_let_trace, require_made_for
 from ..transforms._leaf_groups import LeafGroup, LeafSelection, groups_of
 from ..transforms._option_lists import ADDED_OPTIONS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
