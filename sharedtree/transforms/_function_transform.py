@@ -35,7 +35,7 @@ from ..core._jax_internals import hide_frames
 from ..core._pack_and_unpack import Rules
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, Grouping, call_of, enter, leave
+from ._caller_side import Call, CallPattern, CallSettings, Grouping, call_of, enter, leave, new_latest
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner, NewProgramError
 from ._function_side import (
@@ -48,11 +48,10 @@ from ._function_side import (
     single_group_of_tree,
 )
 from ._grouping_leaves import group_result
-from ._in_place import commit_changes, flatten_with_changes, rules_for_state
+from ._in_place import commit_changes, flatten_with_changes, rules_for_state, write
 from ._leaf_groups import LeafGroup, LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import find_unchanged
-from ._repeated_calls import CallPattern, CallSettings, new_latest
 from ._wrapped_function import Wrapper
 from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
 from .checks._retracing import Traces
@@ -152,7 +151,7 @@ class FunctionTransform(Wrapper):
         """Makes the settings for calls under a policy, without patterns. `CallSettings.learn` adds a pattern for C."""
         # None: C leaves all calls to Python.
         rules = self.rules(policy) if self.calls_natively else None
-        return CallSettings.before_first_call(policy, rules, finishes=self.finishes_natively)
+        return CallSettings.before_first_call(policy, rules, write, finishes=self.finishes_natively)
 
     def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches the C extension to do calls like it. Returns the result.

@@ -20,10 +20,10 @@ from ..core._node_types import is_module
 from ..core._static_values import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._policy_and_context import PolicyOption, current_policy
+from ._caller_side import Caller, CallSettings
 from ._function_and_options import How, is_of_equinox, transform_named
 from ._function_given_to_jax import Shared, shared_by
 from ._option_lists import public_name, title_of
-from ._repeated_calls import Caller, CallSettings
 from .checks._refused_arguments import forbid_bound_module
 
 
