@@ -2,7 +2,7 @@
 
     f(Net(w, b), x)    pack      structure Arguments(Net(0, 1), 2), leaves [w, b, x]
                        group     one leaf group [w, b, x], or one for each label: [w, x] and [b]
-                       leave     gather the leaves of the result from its groups, and build the result
+                       build     gather the leaves of the result from its groups, and build the result
 
 A *leaf group* is a pytree node with some of the leaves. The transform gets leaf groups as its arguments. A *record* is
 the number of one object in the flat DAG of the arguments, which has the objects in a table.
@@ -225,7 +225,7 @@ class Call:
         self.end()
 
 
-def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
+def pack_call(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     """Packs the arguments of a call and groups their leaves. Returns the call, with its groups.
 
     Args:
@@ -248,7 +248,7 @@ def repack_call(call: Call, repacking: Repacking) -> Call:
     """Makes a new call with the same arguments, packed in another way and grouped anew.
 
     Args:
-        call: the old call, made by `enter`. It is not changed.
+        call: the old call, made by `pack_call`. It is not changed.
         repacking: the other way to pack the arguments. It cuts ties, and makes traced leaves of some static numbers.
 
     Returns:
@@ -360,7 +360,7 @@ def _plan_of(
     )
 
 
-def leave(
+def build_from_groups(
     groups: Sequence[LeafGroup],
     callers_object: Any = None,
     update: Callable[[int, Any], Any] | None = None,

@@ -34,7 +34,7 @@ from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical_records, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
-from ._caller_side import Call, Grouping, enter, leave, repack_call
+from ._caller_side import Call, Grouping, build_from_groups, pack_call, repack_call
 from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Terms
@@ -149,7 +149,7 @@ class CallWithOperands:
             SharingMismatchError: if an option does not fit the operands.
         """
         self.names = Names(function, [str(name) for name in arguments.names])
-        self.packed = enter(arguments, self.rules, grouping)
+        self.packed = pack_call(arguments, self.rules, grouping)
         return self.packed.groups
 
     def function(
@@ -247,7 +247,7 @@ class CallWithOperands:
         # A group of one operand still has the structure of all operands.
         groups = [_of_one_operand(group) if group.structure is structure_of_operands else group for group in results]
         if not self.policy.in_place:
-            trees = [leave((group,)) for group in groups]
+            trees = [build_from_groups((group,)) for group in groups]
         else:
             trees = commit_changes(self.packed, self.title, *[(group,) for group in groups])
             # With state, a tree is a tuple: the changed objects, and last the result.

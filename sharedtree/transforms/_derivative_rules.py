@@ -37,7 +37,7 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._adapter_names import VANILLA_CUSTOM_JVP, VANILLA_CUSTOM_VJP
 from ._argument_names import Names
-from ._caller_side import Call, leave
+from ._caller_side import Call, build_from_groups
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, Terms, receive
@@ -180,7 +180,7 @@ class RuleTransform(FunctionTransform):
             if self.packs_statics:
                 rules = self.rules(Policy())
                 statics = [single_group(*pack(value, Tags(), rules)) for value in statics]
-            return leave((vanilla(*call.groups, *statics),))
+            return build_from_groups((vanilla(*call.groups, *statics),))
 
     def _bind_by_position(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

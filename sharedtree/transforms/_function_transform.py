@@ -35,7 +35,7 @@ from ..core._jax_internals import hide_frames
 from ..core._pack_and_unpack import Rules
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, CallPattern, CallSettings, Grouping, call_of, enter, leave, new_latest
+from ._caller_side import Call, CallPattern, CallSettings, Grouping, build_from_groups, call_of, new_latest, pack_call
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner, NewProgramError
 from ._function_side import (
@@ -398,8 +398,7 @@ class FunctionTransform(Wrapper):
             CycleError: if an object contains itself.
         """
         arguments = self.arguments(args, kwargs)
-        # This `enter` is not the method, but the function of `_caller_side`.
-        call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
+        call = pack_call(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.copy_arrays_donated_twice(call)
 
     def copy_arrays_donated_twice(self, call: Call) -> Call:
@@ -433,7 +432,7 @@ class FunctionTransform(Wrapper):
             # Writes the changes, and returns a list with one tuple: first the changed objects, last the result.
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
-        return leave(groups)
+        return build_from_groups(groups)
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Returns the transformed function for a call: one for each policy, number of static arguments, and labels.

@@ -45,7 +45,7 @@ from ..tree._asking_filters import selection
 from ..tree._filters import Filter, Place, filter_of
 from ._adapter_names import COUNTERPART_OF_FILTER
 from ._argument_names import as_sequence
-from ._caller_side import Call, Grouping, leave
+from ._caller_side import Call, Grouping, build_from_groups
 from ._function_side import FunctionTrace, single_group_of_tree
 from ._function_transform import FunctionTransform
 from ._grouping_leaves import outermost_modules
@@ -291,7 +291,7 @@ class GradTransform(FunctionTransform):
         if aux is None:
             return None
         if not policy.in_place:
-            return leave((aux,))
+            return build_from_groups((aux,))
         # `commit_changes` writes the changes, and returns one tuple for each tree that it got. Here there is one tree.
         # In its tuple the changes come first, and the auxiliary data last (None if the user asked for none).
         (entries,) = commit_changes(call, self.transform_name, (aux,))
@@ -315,7 +315,7 @@ class GradTransform(FunctionTransform):
 
         # A Jacobian has the shape of the function's result.
         if gradient.selection.structure is not call.tree.structure:
-            return leave((LeafGroup([build_nested(leaf) for leaf in gradient.leaves], gradient.selection),))
+            return build_from_groups((LeafGroup([build_nested(leaf) for leaf in gradient.leaves], gradient.selection),))
         # The arguments again, with gradients for leaves and None for whatever has no gradient.
         arguments = tree_like_arguments((gradient,), list(call.tree.leaves.values()), build_nested)
         num_args = len(arguments.args)

@@ -32,7 +32,7 @@ from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
 from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
-from ._caller_side import Call, leave
+from ._caller_side import Call, build_from_groups
 from ._leaf_groups import LeafGroup
 from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
@@ -180,9 +180,9 @@ def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> l
         Exception: raised by a class whose objects cannot be written to.
     """
     changes = Changes(call, transform)
-    # `leave` builds a tree. For a `Given` it takes the caller's object with this record. For an `Update` it calls
-    # `changes.update`, which returns the caller's object.
-    built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
+    # For a `Given`, the caller's object with this record is put into the tree. For an `Update`, `changes.update` is
+    # called, which returns the caller's object.
+    built = [build_from_groups(groups, call.objects.__getitem__, changes.update) for groups in trees]
     changes.commit()
     return built
 

@@ -52,7 +52,7 @@ from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..core._structure import LEAF, FlatDag, Node, Structure
 from ..ties._policy_and_context import Policy, current_policy
 from ._argument_names import ChosenArguments, Names, as_sequence
-from ._caller_side import Call, Grouping, enter, leave
+from ._caller_side import Call, Grouping, build_from_groups, pack_call
 from ._function_given_to_jax import Inner, NewProgramError
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
@@ -110,7 +110,7 @@ class JittedTransform(FunctionTransform):
         # back.
         if policy.in_place or not structure.given:
             return super().leave(result, call, policy)
-        return leave(groups, objects_for_caller(call, structure, leaves_used))
+        return build_from_groups(groups, objects_for_caller(call, structure, leaves_used))
 
     def _used_flags(self, call: Call, policy: Policy) -> Sequence[bool]:
         """Returns one flag for each leaf of the groups, in order: True if the computation uses the leaf."""
@@ -176,7 +176,7 @@ class JittedTransform(FunctionTransform):
         The method `enter` checks the donated arrays, too. A trace takes over no buffer, so they need no check here.
         """
         arguments = self.arguments(args, kwargs)
-        return enter(arguments, self.rules(policy), self.grouping(policy, arguments))
+        return pack_call(arguments, self.rules(policy), self.grouping(policy, arguments))
 
     @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ class JittedTransform(FunctionTransform):
                 self.explain(error, lambda: call)
                 raise
             # Modules that pass through are rebuilt with structs in place of their arrays.
-            return leave(groups_of(result), abstract_objects_of(call.tree))
+            return build_from_groups(groups_of(result), abstract_objects_of(call.tree))
 
     def clear_cache(self) -> None:
         """Forgets every trace of this function, as `jax.jit(f).clear_cache` does.
@@ -793,8 +793,7 @@ class Program:
         """
         jitted = self.jitted
         arguments = self._name_arguments(args, kwargs)
-        # `enter` packs the arguments and groups their leaves.
-        with enter(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
+        with pack_call(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
             # Refuses arrays that are donated and kept, and copies those that are donated twice.
             jitted.copy_arrays_donated_twice(call)
             description = f"`{jitted.names.definition.name}` was compiled"

@@ -34,7 +34,7 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, depth_of
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
-from ._caller_side import Grouping, leave
+from ._caller_side import Grouping, build_from_groups
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
 from ._function_side import FunctionTrace, single_group_of_tree
@@ -360,7 +360,7 @@ class DifferentiatedCall:
         """
         if type(differentiated_group) is not LeafGroup:
             return (differentiated_group, bypassing_group) if self.has_aux else (differentiated_group,)
-        result = leave((differentiated_group, bypassing_group))
+        result = build_from_groups((differentiated_group, bypassing_group))
         return tuple(result) if self.has_aux else (result,)
 
     def pack_tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:

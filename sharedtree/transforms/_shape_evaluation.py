@@ -22,7 +22,7 @@ from ..core._structure import intern
 from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
 from ._adapter_names import VANILLA_JIT
-from ._caller_side import Call, leave
+from ._caller_side import Call, build_from_groups
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
@@ -128,14 +128,11 @@ class MakeJaxprTransform(CheckpointTransform):
             return super().call_in_python(args, kwargs, _not_in_place(policy))
 
     def leave(self, result: Any, call: Call, policy: Policy) -> Any:
-        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes.
-
-        The function `leave`, called below, builds a tree from its leaf groups.
-        """
+        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes."""
         if not self.options.get("return_shape"):
             return result
         jaxpr, shapes = result
-        return jaxpr, leave((shapes,))
+        return jaxpr, build_from_groups((shapes,))
 
 
 class FilterMakeJaxprTransform(MakeJaxprTransform):
@@ -159,8 +156,8 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         structure_without_statics = intern(tuple(without_statics(structure.records)), structure.root)
         return (
             jaxpr,
-            leave((single_group(shapes.leaves, structure_without_statics),)),
-            leave((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
+            build_from_groups((single_group(shapes.leaves, structure_without_statics),)),
+            build_from_groups((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
         )
 
 

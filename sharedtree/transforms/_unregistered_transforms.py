@@ -39,7 +39,7 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, Grouping, enter, keep, leave
+from ._caller_side import Call, Grouping, build_from_groups, keep, pack_call
 from ._function_side import FunctionTrace, Received, receive, single_group_of_tree
 from ._function_transform import FunctionTransform
 from ._in_place import Changes, conventions, flatten_together, rules_for_state
@@ -144,9 +144,9 @@ class OpaqueTransform(FunctionTransform):
         owners = self._owners(outermost, args, kwargs)
         key = type(self), *owners
         grouping = Grouping(self.transform_name, lambda _: self.treatments(owners), key, _no_plan_with_references)
-        call = enter(_named_by_path(owners, outermost, outermost.objects), self.rules(policy), grouping)
-        # `enter` got the modules alone, and grouped their leaves by label. Its labels were needed only to refuse or cut
-        # shared objects. The call gets the arguments as the user wrote them, and one group for each module.
+        call = pack_call(_named_by_path(owners, outermost, outermost.objects), self.rules(policy), grouping)
+        # `pack_call` got the modules alone, and grouped their leaves by label. Its labels were needed only to refuse or
+        # cut shared objects. The call gets the arguments as the user wrote them, and one group for each module.
         call.arguments = self._arguments_with_values(args, kwargs, values)
         call.groups = _split_by_child(
             LeafGroup(list(call.tree.leaves.values()), LeafSelection(call.tree.structure, None, call))
@@ -834,5 +834,5 @@ def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None)
         callers_leaves = list(call.tree.leaves.values())
         hand_on([callers_leaves[place] for place in group_set.places], leaves)
     graph = single_group(leaves, group_set.structure)
-    # In place, `leave` also needs functions that look up the caller's objects and take their new contents.
-    return leave([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))
+    # In place, `build_from_groups` also needs functions that look up the caller's objects and take their new contents.
+    return build_from_groups([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))
