@@ -44,7 +44,7 @@ from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, single_group
 from ._leaf_labels import Treatment
 from ._option_lists import title_of
-from .checks._lost_changes import Unsaid
+from .checks._lost_changes import DeferredLosses
 from .checks._refused_arguments import forbid_bound_module
 
 
@@ -83,7 +83,7 @@ class CallWithOperands:
         self.names: Names
         self.packed: Call
         # For each inner function, changes lost in its traces that did not run. `apply` warns of them.
-        self._unsaid: list[Unsaid] = []
+        self._deferred_losses: list[DeferredLosses] = []
 
     def enter(
         self,
@@ -187,7 +187,7 @@ class CallWithOperands:
             raise NoFunctionError
         # State of the user's function that outlives the call: its inner functions, and facts about their traces.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
-        self._unsaid.append(shared.history.unsaid)
+        self._deferred_losses.append(shared.history.deferred_losses)
 
         def make() -> Inner:
             """Makes the inner function, or raises the `TypeError`."""
@@ -226,8 +226,8 @@ class CallWithOperands:
         with self.packed:
             result = transform(*args, **options)
         # An earlier trace may not have run its program. If this call ran it, warn of the changes that it loses.
-        for unsaid in self._unsaid:
-            unsaid.say(structure)
+        for deferred_losses in self._deferred_losses:
+            deferred_losses.report(structure)
         return result
 
     def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:

@@ -36,7 +36,7 @@ from ._argument_names import Names
 from ._function_and_options import How
 from ._function_side import FunctionTrace, Terms, TraceHistory
 from ._leaf_groups import LeafGroup, LeafGroups
-from .checks._lost_changes import Unsaid
+from .checks._lost_changes import DeferredLosses
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
 
@@ -155,7 +155,7 @@ class Shared:
         # The lambda keeps the function alive as long as this object lives.
         self.get_function = get_function or (lambda: function)
         self.names = Names(function)
-        self.history = TraceHistory(Traces(), SeenArguments(), Unsaid())
+        self.history = TraceHistory(Traces(), SeenArguments(), DeferredLosses())
         self._inner: dict[Policy, Inner] = {}
 
     def inner_for(self, policy: Policy, make: Callable[[], Inner]) -> Inner:

@@ -44,7 +44,7 @@ from ._joining_trees import Sides, fit_leaves
 from ._leaf_groups import LeafGroup, gather_leaves, single_group
 from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
-from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
+from .checks._lost_changes import DeferredLosses, FunctionBeingTraced, Loss, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
 from .checks._tied_values import report_tied_values
@@ -58,14 +58,14 @@ class TraceHistory(NamedTuple):
 
     Attributes:
         traces: counts the traces, to warn if static values make JAX trace again on every call.
-        seen: the arguments of earlier traces, to find ties that the caller lost between two calls.
-        unsaid: changes of arguments lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A later call
-            that runs such a trace warns of them.
+        seen_arguments: the arguments of earlier traces, to find ties that the caller lost between two calls.
+        deferred_losses: changes of arguments lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A
+            later call that runs such a trace warns of them.
     """
 
     traces: Traces
-    seen: SeenArguments
-    unsaid: Unsaid
+    seen_arguments: SeenArguments
+    deferred_losses: DeferredLosses
 
 
 class Terms(NamedTuple):
@@ -347,9 +347,9 @@ class FunctionTrace:
         # condition the option counts as not set, and a warning names the lost changes.
         is_option_ignored = bool(terms.policy.in_place) and not terms.keeps
         policy = with_in_place(terms.policy, None) if is_option_ignored else terms.policy
-        # `unsaid` stores warnings that are not given yet, because the trace may run in a later call. A trace that
-        # serves one call runs at once, so its warnings need not wait.
-        unsaid = terms.history.unsaid if terms.caches_traces else None
+        # If the trace does not run now, its losses are deferred, because a later call may run it. A trace that serves
+        # one call runs at once.
+        deferred_losses = terms.history.deferred_losses if terms.caches_traces else None
 
         def unwritable(record: int | None, value: Any) -> str:
             """Returns `Terms.unwritable` for this call."""
@@ -359,7 +359,7 @@ class FunctionTrace:
             """Returns the function as code, if its name is not enough: a partial, or a method of a class."""
             return applied_to(self.function, args)
 
-        return FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code)
+        return FunctionBeingTraced(policy, loss, unwritable, deferred_losses, as_code)
 
     def flatten(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
         """Flattens a result. Returns its flat DAG: the records and the objects.
@@ -419,7 +419,7 @@ class FunctionTrace:
         # Ties lost by the caller between two calls: the arguments of an earlier trace had them, and these lack them.
         lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
-            lost_between_calls = terms.history.seen.compare(received, call.objects, terms.policy)
+            lost_between_calls = terms.history.seen_arguments.compare(received, call.objects, terms.policy)
         lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
         if lost or lost_between_calls:
             # The deferred warnings of inner functions are about the same ties. One cause gets one warning.

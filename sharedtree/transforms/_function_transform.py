@@ -183,11 +183,12 @@ class FunctionTransform(Wrapper):
                 self.explain(error, lambda: call)
                 raise
             # JAX can trace without running the program (`jit(f).lower(m)`). If the function then loses changes of its
-            # arguments, the warning waits in `unsaid`. `say` gives it if this call has run that trace: the warnings are
-            # stored by the structure of the arguments.
-            self._shared.history.unsaid.say(call.tree.structure)
+            # arguments, the warning is deferred. It is given now if this call has run that trace: the losses are stored
+            # by the structure of the arguments.
+            deferred_losses = self._shared.history.deferred_losses
+            deferred_losses.report(call.tree.structure)
             settings = self.settings
-            if self._shared.history.unsaid:
+            if deferred_losses:
                 # A warning still waits for another call. The C extension cannot give it, so the next call is left to
                 # Python.
                 self.settings = None

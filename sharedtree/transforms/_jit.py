@@ -166,7 +166,7 @@ class JittedTransform(FunctionTransform):
 
         A later call may have to warn of them, and C cannot warn.
         """
-        if self._shared.history.unsaid:
+        if self._shared.history.deferred_losses:
             # C knows how to do calls from the settings alone. Without them it leaves the call to Python.
             self.settings = None
 
