@@ -264,8 +264,8 @@ def _run_until_branches_agree(
         agreements[types] = agreement
     if not call.policy.in_place:
         return call.leave(result)
-    # `with_state`: the only result, at position 0, brings the changes of the operands along.
-    return call.leave(_refer_to_callers_objects(call, result, agreement.changed), with_state=(0,))
+    # `with_changes`: the only result, at position 0, brings the changes of the operands along.
+    return call.leave(_refer_to_callers_objects(call, result, agreement.changed), with_changes=(0,))
 
 
 def _next_agreement(

@@ -230,12 +230,12 @@ class CallWithOperands:
             deferred_losses.report(structure)
         return result
 
-    def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:
+    def leave(self, *results: LeafGroup, with_changes: Sequence[int] = ()) -> Any:
         """Builds the results of the function. In place, writes its changes into the caller's objects, all or nothing.
 
         Args:
             results: leaf groups. Each has all leaves of a tree, or those of one operand (as from `FunctionTrace.like`).
-            with_state: positions of those results that `FunctionTrace.pack_with_state` has packed.
+            with_changes: positions of those results that `FunctionTrace.pack_with_changes` has packed.
 
         Returns:
             The result, or a tuple of the results if there are several.
@@ -250,8 +250,8 @@ class CallWithOperands:
             trees = [build_from_groups((group,)) for group in groups]
         else:
             trees = commit_changes(self.packed, self.title, *[(group,) for group in groups])
-            # With state, a tree is a tuple: the changed objects, and last the result.
-            trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
+            # With changes, a tree is a tuple: the changed objects, and last the result.
+            trees = [tree[-1] if i in with_changes else tree for i, tree in enumerate(trees)]
         return trees[0] if len(trees) == 1 else tuple(trees)
 
     def repack(self, repacking: Repacking) -> None:

@@ -136,7 +136,7 @@ class RuleTransform(FunctionTransform):
     def __reduce__(self) -> Any:
         """Pickles the function and the options as the base does, and the rules as state."""
         reduced = super().__reduce__()
-        return reduced if isinstance(reduced, str) else (*reduced, self._state_of_rules())
+        return reduced if isinstance(reduced, str) else (*reduced, self._rules_to_copy())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the rules too."""
@@ -145,10 +145,10 @@ class RuleTransform(FunctionTransform):
         if duplicate is not self:
             # A rule may refer to this object. The caller keeps it alive, so its `id` is valid.
             memo[id(self)] = duplicate
-            duplicate.__dict__.update(copy.deepcopy(self._state_of_rules(), memo))
+            duplicate.__dict__.update(copy.deepcopy(self._rules_to_copy(), memo))
         return duplicate
 
-    def _state_of_rules(self) -> dict[str, Any]:
+    def _rules_to_copy(self) -> dict[str, Any]:
         """Returns the attribute with the rules by its name. Empty if no rules were set on this object."""
         return {name: value for name, value in self.__dict__.items() if name == "rules_given"}
 

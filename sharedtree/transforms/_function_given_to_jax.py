@@ -138,12 +138,12 @@ class Inner:
 
 
 class Shared:
-    """State shared by all wrappers of one function with the same transform and options.
+    """Data shared by all wrappers of one function with the same transform and options.
 
     Args:
         function: the user's function.
         get_function: returns the function, or None if it has been freed. It refers to the function weakly. None for
-            state outside the table: it may then keep the function alive.
+            an object outside the table: it may then keep the function alive.
 
     Attributes:
         get_function: returns the function, or None if it has been freed.
@@ -172,26 +172,26 @@ class Shared:
         return inner
 
 
-# Owner → (transform, steps, options) → the state. The owner is the user's function, and is held weakly. If the function
-# is made anew on each access, as a method is, the owner is the object that makes it. See `_Origin`.
+# Owner → (transform, steps, options) → the shared data. The owner is the user's function, and is held weakly. If the
+# function is made anew on each access, as a method is, the owner is the object that makes it. See `_Origin`.
 _table: WeakIdentityDict[dict[Any, Shared]] = WeakIdentityDict()
 _lock = Lock()
 
 
 def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
-    """Returns the state shared by all wrappers of one function. Makes new state if there is none yet.
+    """Returns the data shared by all wrappers of one function. Makes new data if there are none yet.
 
-    The new state is kept for later calls with the same arguments. It is not kept if the function has no weak references
+    New data are kept for later calls with the same arguments. They are not kept if the function has no weak references
     or if the options cannot be compared.
 
     Args:
         function: the user's function.
         transform: key for the transform. It must be hashable.
         options: the options with an influence on the inner function.
-        alike: True to return one state for equal methods, and for equal wrappers of Equinox's transforms, although they
-            are made anew on each access. Equinox's transforms compare functions by `==`, JAX's by identity.
+        alike: True to return one object for equal methods, and for equal wrappers of Equinox's transforms, although
+            they are made anew on each access. Equinox's transforms compare functions by `==`, JAX's by identity.
     """
-    # Find the states of all wrappers of this function, or begin with none.
+    # Find the shared data of all wrappers of this function, or begin with none.
     try:
         owner, steps, get_function = _origin_of(function) if alike else (function, None, weakref.ref(function))
         key = transform, steps, Static(options)
@@ -207,9 +207,9 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
     shared = shared_of_key.get(key)
     if shared is not None:
         return shared
-    # If another thread was faster, both get its state.
+    # If another thread was faster, both get its object.
     shared = shared_of_key.setdefault(key, Shared(function, get_function))
-    # Drop the oldest state if there are too many.
+    # Drop the oldest object if there are too many.
     if len(shared_of_key) > _MAX_SETS_OF_OPTIONS:
         shared_of_key.pop(next(iter(shared_of_key)), None)
     return shared

@@ -11,8 +11,8 @@ Words:
 
 - *leaf group*: some traced leaves of a tree, as one pytree node. It also holds the structure of the whole tree.
 - *record*: the number of one object in a flat DAG.
-- *in place*: what the function changes in its arguments is written back into the caller's objects.
-- *state*: the changed arguments. In place, they go out beside the result.
+- *in place*: what the function changes in its arguments is written back into the caller's objects. The arguments go out
+  beside the result.
 - *note*: a fact about the history of a leaf, such as that its tie was undone on purpose (`ties/_leaf_notes`).
 - *label*: what the transform does with a leaf, such as the axis along which it is mapped.
 - *outcome*: what the labels come to for one object. A *piece* is an object with one of its outcomes (`_leaf_labels`).
@@ -219,7 +219,7 @@ class FunctionTrace:
     ) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and returns its result.
 
-        `pack_with_state` can pack the changes of the arguments afterwards. If the function loses ties, there is a
+        `pack_with_changes` can pack the changes of the arguments afterwards. If the function loses ties, there is a
         warning with the line of the function's definition.
 
         Args:
@@ -395,9 +395,10 @@ class FunctionTrace:
             StaticTracerError: if a static leaf of the result holds a tracer of this trace.
             UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
         """
-        self.check_flattened(self.flatten(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
+        tree = self.flatten(self.with_arguments(result))
+        self.check_flattened(tree, is_with_arguments=bool(self.terms.policy.in_place))
 
-    def with_state(self, result: Any) -> Any:
+    def with_arguments(self, result: Any) -> Any:
         """Returns what goes out of the trace: in place, the pair (arguments, result), and otherwise the result.
 
         The arguments are the objects that the function received, with its changes.
@@ -405,12 +406,12 @@ class FunctionTrace:
         arguments = self.received.arguments
         return (arguments, result) if self.terms.policy.in_place else result
 
-    def check_flattened(self, result: FlatDag, *, is_with_state: bool = False) -> None:
+    def check_flattened(self, result: FlatDag, *, is_with_arguments: bool = False) -> None:
         """Warns of lost ties, as `check` does, for a result that is flattened already. Gives the deferred warnings.
 
         Args:
-            result: the flattened result, or the flattened pair (arguments, result) of `with_state`.
-            is_with_state: True if `result` is the pair.
+            result: the flattened result, or the flattened pair (arguments, result) of `with_arguments`.
+            is_with_arguments: True if `result` is the pair.
 
         Raises:
             UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
@@ -420,7 +421,7 @@ class FunctionTrace:
         lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
             lost_between_calls = terms.history.seen_arguments.compare(received, call.objects, terms.policy)
-        lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
+        lost = ties_lost_between(received, result, terms.policy, is_with_arguments=is_with_arguments)
         if lost or lost_between_calls:
             # The deferred warnings of inner functions are about the same ties. One cause gets one warning.
             self._deferred_warnings.clear()
@@ -461,7 +462,7 @@ class FunctionTrace:
         # `fit_leaves` raises for differences, and returns the leaves of the tree in the order of the operand's.
         return LeafGroup(fit_leaves(operand, self.flatten(tree), sides, prefix), group.selection)
 
-    def pack_with_state(self, result: Any, position: int) -> LeafGroup:
+    def pack_with_changes(self, result: Any, position: int) -> LeafGroup:
         """Packs a result into one leaf group. In place, what the function changed in one operand is packed, too.
 
         Args:
@@ -510,10 +511,10 @@ def enclosing_traces() -> Sequence[Any]:
 # ---- In place, under a transform with an option for results (`out_axes`) ----
 
 
-def group_result_with_state(
-    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, state_rules: Rules
+def group_result_with_changes(
+    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, change_rules: Rules
 ) -> GroupedResult:
-    """Groups the leaves of the state and of the result by their labels.
+    """Groups the leaves of the changed objects and of the result by their labels.
 
     One tuple is flattened: first the arguments, then *detached* objects, which the function took out of the arguments,
     and last the result. In it, a `Given` stands for each object of the caller's that did not change, and an `Update`
@@ -526,11 +527,11 @@ def group_result_with_state(
     Args:
         result: what the function returned.
         trace: the trace of the function.
-        treatment: what the transform will do with the state and the result. Its prefix is a `Branch` of two parts, one
-            for the arguments and one for the result.
+        treatment: what the transform will do with the tuple. Its prefix is a `Branch` of two parts, one for the
+            arguments and one for the result.
         labels: labels of the groups, in order. None to make a group for each label that occurs.
-        state_rules: rules made by `rules_for_state`. Their field `given` has the unchanged objects, and `updated` those
-            that may have changed.
+        change_rules: rules made by `rules_for_changes`. Their field `given` has the unchanged objects, and `updated`
+            those that may have changed.
 
     Raises:
         InconsistentSharingError: if an object would have to be written back under two labels.
@@ -547,13 +548,13 @@ def group_result_with_state(
         visit_received.setdefault(visit.record, visit)
     # 2. Warn of lost ties.
     tree = trace.flatten((arguments, result))
-    trace.check_flattened(tree, is_with_state=True)
+    trace.check_flattened(tree, is_with_arguments=True)
     # 3. Find the objects that may have changed and that neither the arguments nor the result hold any more.
     reachable = IdentitySet(tree.objects)
-    convention_of = conventions(received, state_rules)
+    convention_of = conventions(received, change_rules)
     # Received object → its record, for the objects that did not change and for those that may have changed.
-    unchanged = state_rules.given or IdentityDict[int]()
-    updated = state_rules.updated or IdentityDict[int]()
+    unchanged = change_rules.given or IdentityDict[int]()
+    updated = change_rules.updated or IdentityDict[int]()
     # In descending order, so that a holder comes before the objects in it: it has a higher record.
     changeable = sorted(set(updated.values()), reverse=True)
     detached = [record for record in changeable if received.objects[record] not in reachable]
@@ -561,11 +562,11 @@ def group_result_with_state(
     # later for which objects a `Given` or an `Update` stands.
     tree = flatten_together(
         [
-            (arguments, state_rules.convention),
+            (arguments, change_rules.convention),
             *[(received.objects[record], convention_of[record]) for record in detached],
-            (result, state_rules.convention),
+            (result, change_rules.convention),
         ],
-        trace.rules_against_leaks(state_rules._replace(given=None, updated=None)),
+        trace.rules_against_leaks(change_rules._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     # A detached object has the labels with which it came in.
@@ -574,8 +575,8 @@ def group_result_with_state(
         *[outcomes_received.prefix_at(visit_received[record]) for record in detached],
         prefix_of_result,
     ]
-    # The first entries of the tuple are the state: the arguments and the detached objects.
-    num_state = 1 + len(detached)
+    # The first entries of the tuple are written back: the arguments and the detached objects.
+    num_written = 1 + len(detached)
 
     def new_op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
         """Returns the function `replacement`, for outcomes of the flattened tuple.
@@ -583,11 +584,11 @@ def group_result_with_state(
         Raises:
             InconsistentSharingError: if an object would have to be written back under two labels.
         """
-        # The pieces in the state. An object that is in the result alone is packed as a new object.
-        state: set[Piece] = set()
-        for root in outcomes.children(outcomes.root)[:num_state]:
-            state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
-        _require_one_piece(outcomes, state, IdentitySet([*unchanged, *updated]), trace.terms.title)
+        # The pieces that are written back. An object that is in the result alone is packed as a new object.
+        written_pieces: set[Piece] = set()
+        for root in outcomes.children(outcomes.root)[:num_written]:
+            written_pieces.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
+        _require_one_piece(outcomes, written_pieces, IdentitySet([*unchanged, *updated]), trace.terms.title)
         first_visits = outcomes.first_visits()
 
         def replacement(piece: Piece) -> Op | None:
@@ -598,7 +599,7 @@ def group_result_with_state(
             """
             obj = tree.objects[piece.record]
             record = updated.get(obj, unchanged.get(obj))
-            if piece not in state or record is None:
+            if piece not in written_pieces or record is None:
                 return None
             # An object that goes out under another label than it came in has to be packed, changed or not. An example
             # is a weight that came in unmapped, and goes out along axis 0.
@@ -615,12 +616,14 @@ def group_result_with_state(
     return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, new_op_of)
 
 
-def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], received_objects: IdentitySet, title: str) -> None:
+def _require_one_piece(
+    outcomes: Outcomes, written_pieces: Collection[Piece], received_objects: IdentitySet, title: str
+) -> None:
     """Raises an error if one of the caller's nodes would have to be written back in two ways.
 
     Args:
         outcomes: outcomes of every record.
-        state: the pieces that are written back.
+        written_pieces: the pieces that are written back.
         received_objects: the objects that the function received. Each stands for one of the caller's.
         title: name of the transform, for errors.
 
@@ -629,7 +632,7 @@ def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], received_ob
     """
     # Records with a piece so far.
     seen: set[int] = set()
-    for record, _ in sorted(state):
+    for record, _ in sorted(written_pieces):
         is_node = outcomes.tree.node(record) is not None
         if is_node and outcomes.tree.objects[record] in received_objects and record in seen:
             raise_inconsistent(

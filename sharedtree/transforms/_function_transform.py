@@ -43,12 +43,12 @@ from ._function_side import (
     Received,
     Terms,
     TraceHistory,
-    group_result_with_state,
+    group_result_with_changes,
     receive,
     single_group_of_tree,
 )
 from ._grouping_leaves import group_result
-from ._in_place import commit_changes, flatten_with_changes, rules_for_state, write
+from ._in_place import commit_changes, flatten_with_changes, rules_for_changes, write
 from ._leaf_groups import LeafGroup, LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import find_unchanged
@@ -559,9 +559,9 @@ class FunctionTransform(Wrapper):
         treatment = self.treatment_of_results(policy, received.arguments)
         if treatment is not None:
             return self._pack_by_label(result, trace, treatment)
-        # Warn of lost ties. The check needs the result and, in place, all arguments (`with_state`).
-        tree = trace.flatten(trace.with_state(result))
-        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
+        # Warn of lost ties. The check needs the result and, in place, all arguments (`with_arguments`).
+        tree = trace.flatten(trace.with_arguments(result))
+        trace.check_flattened(tree, is_with_arguments=bool(policy.in_place))
         is_taken, rules = self.make_is_taken(received), trace.terms.rules
         if policy.in_place:
             # Pack the result and the objects that changed. Under `rules_against_leaks`, packing raises if a static leaf
@@ -595,10 +595,10 @@ class FunctionTransform(Wrapper):
             if policy.in_place:
                 # Rules that say which objects changed. With `deeply`, an object that holds a changed one counts as
                 # changed, too. It is then packed, and can go out under another label.
-                state_rules = rules_for_state(
+                change_rules = rules_for_changes(
                     trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True
                 )
-                grouped = group_result_with_state(result, trace, treatment, labels, state_rules)
+                grouped = group_result_with_changes(result, trace, treatment, labels, change_rules)
             else:
                 tree = trace.flatten(result)
                 trace.check_flattened(tree)

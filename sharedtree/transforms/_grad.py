@@ -352,9 +352,9 @@ class GradTransform(FunctionTransform):
                     f"{type(result)} with value {shown(result)}"
                 )
             return result
-        # Warn of lost ties. In place, `with_state` adds the arguments to the result. Nothing else uses this tree.
-        tree = trace.flatten(trace.with_state(result))
-        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
+        # Warn of lost ties. In place, `with_arguments` adds the arguments to the result. Nothing else uses this tree.
+        tree = trace.flatten(trace.with_arguments(result))
+        trace.check_flattened(tree, is_with_arguments=bool(policy.in_place))
         # Make the group of auxiliary data and changes.
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:

@@ -50,7 +50,7 @@ IN_PLACE = " in place of "
 # ---- On the function's side: what was changed ----
 
 
-def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
+def rules_for_changes(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
     """Compares the received objects with their records. Returns rules that pack the result of the comparison.
 
     The field `given` of the rules has the unchanged objects, which are packed as a `Given`. The field `updated` has the
@@ -92,7 +92,7 @@ def flatten_with_changes(
     Returns:
         The flat DAG (records and objects) of the tuple.
     """
-    rules = rules_for_state(rules, received, is_taken)
+    rules = rules_for_changes(rules, received, is_taken)
     updated = rules.updated or IdentityDict[int]()
     if writable is not None:
         updated = IdentityDict((obj, record) for obj, record in updated.items() if record in writable)

@@ -42,7 +42,7 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, build_from_groups, keep, pack_call
 from ._function_side import FunctionTrace, Received, receive, single_group_of_tree
 from ._function_transform import FunctionTransform
-from ._in_place import Changes, conventions, flatten_together, rules_for_state
+from ._in_place import Changes, conventions, flatten_together, rules_for_changes
 from ._leaf_groups import LeafGroup, LeafSelection, single_group
 from ._leaf_labels import Treatment
 from ._pass_through import has_identity_outside
@@ -191,7 +191,7 @@ class OpaqueTransform(FunctionTransform):
         received = self._receive(args, kwargs, policy)
         result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
         # Warn of ties that the function lost. In place, the arguments are checked beside the result.
-        trace.check_flattened(trace.flatten(trace.with_state(result)), is_with_state=bool(policy.in_place))
+        trace.check_flattened(trace.flatten(trace.with_arguments(result)), is_with_arguments=bool(policy.in_place))
         # The modules of the result are the children of the second graph.
         outermost = _OutermostObjects.modules(result, policy)
         if not policy.in_place:
@@ -272,7 +272,7 @@ def _pack_with_changes(
     """
     # Find the changed objects: `rules.updated` maps each to its record. `rules_against_leaks` makes rules under which
     # a tracer in a static leaf is an error. `lambda _: False` says that no object was taken over (donated).
-    rules = rules_for_state(trace.rules_against_leaks(trace.terms.rules), received.tree, lambda _: False)
+    rules = rules_for_changes(trace.rules_against_leaks(trace.terms.rules), received.tree, lambda _: False)
     # A convention says which leaves of an object are traced. Each library has its own, such as Equinox or Flax. An
     # object has the convention of the nearest module that holds it.
     convention_of = conventions(received.tree, rules)

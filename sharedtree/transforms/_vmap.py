@@ -12,7 +12,7 @@ The axis of a leaf may be written in two ways: `-1` and `1` are one axis if the 
 write it in one of them, so that equal axes are equal labels.
 
 *In place* means that what the function changes in its arguments is written back into the caller's objects. The changed
-arguments are the *state*. It is returned beside the result, along the axes of the arguments.
+arguments are returned beside the result, along their own axes.
 """
 
 import functools
@@ -147,8 +147,8 @@ class MappingTransform(FunctionTransform):
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
             parts = self.prefix_of_arguments(arguments).parts
-            prefix_of_state = Branch(tuple([self.unmapped_result if part is None else part for part in parts]))
-            prefix = Branch((prefix_of_state, prefix))
+            prefix_of_changes = Branch(tuple([self.unmapped_result if part is None else part for part in parts]))
+            prefix = Branch((prefix_of_changes, prefix))
         return Treatment(
             name=self.out_name,
             prefix=prefix,

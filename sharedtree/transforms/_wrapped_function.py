@@ -106,7 +106,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.all_options = options
         self.is_filtered = is_of_equinox(transform)
         self.alike = self._key_for_comparison()
-        self._shared = self._shared_state()
+        self._shared = self._find_shared()
         self.names = self._shared.names
         # The transformed functions made so far. A subclass chooses the keys: all that its transformed functions depend
         # on, such as policy and labels.
@@ -158,10 +158,10 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         stand_in = self.function_for_modules
         return self.function if stand_in is None or not is_module(self.function) else stand_in
 
-    def _shared_state(self) -> Shared:
-        """Returns the state shared by all wrappers of one function with this transform and these options.
+    def _find_shared(self) -> Shared:
+        """Returns the data shared by all wrappers of one function with this transform and these options.
 
-        The state holds the inner functions, for JAX in place of the user's function, and findings from earlier traces.
+        They hold the inner functions, for JAX in place of the user's function, and findings from earlier traces.
         """
         function = self.traced_function
         # Without cached traces there is nothing to share.

@@ -100,7 +100,7 @@ class _ModulePair(NamedTuple):
 
 
 def ties_lost_between(
-    received: FlatDag, returned: FlatDag, policy: Policy, *, is_with_state: bool = False
+    received: FlatDag, returned: FlatDag, policy: Policy, *, is_with_arguments: bool = False
 ) -> list[LostTie]:
     """Finds the ties that a function's arguments have and its result lacks, and marks them as reported.
 
@@ -109,7 +109,7 @@ def ties_lost_between(
         returned: the result, or a pair of the arguments and the result.
         policy: its `containers` says if mutable containers outside modules count as modules. Under `on_untie="ignore"`,
             nothing is compared.
-        is_with_state: True if `returned` is the pair, because the transform also returns the changed arguments.
+        is_with_arguments: True if `returned` is the pair, because the transform also returns the changed arguments.
 
     Returns:
         The lost ties. Empty if none was lost.
@@ -120,7 +120,7 @@ def ties_lost_between(
     tied_modules = _modules_with_ties(received, containers)
     if not tied_modules:
         return []
-    text_of = _text_in_state_or_result if is_with_state else _text_in_result
+    text_of = _text_in_arguments_or_result if is_with_arguments else _text_in_result
     # One table with both: first the records of the arguments, then those of the result.
     objects = [*received.objects, *returned.objects]
     offset = len(received.records)
@@ -163,7 +163,7 @@ def _text_in_result(path: Path) -> str:
     return "result" + jtu.keystr(path)
 
 
-def _text_in_state_or_result(path: Path) -> str:
+def _text_in_arguments_or_result(path: Path) -> str:
     """Returns the name of a path in a pair of the arguments and the result: "model.a" or "result.a"."""
     # The first key is the index in the pair, and is not printed. The path of the pair itself is empty.
     (first_key, *other_keys) = path or (None,)
