@@ -215,14 +215,14 @@ def _advice(
         known_origin = next((origin for origin in origins if origin is not None and origin.keeping is not None), None)
         known_code = None if known_origin is None else known_origin.keeping
         # Second case: a target network or an average began as the model itself, and is now another model.
-        versions = _find_versions(combined, shape_of, (pair.received.record, pair.returned.record), tie.at)
+        twins = _find_parted_twins(combined, shape_of, (pair.received.record, pair.returned.record), tie.at)
         # Then the two parts were made at different lines, or only one of them is new. The same holds if the user
         # replaced one of two tied objects (`eqx.tree_at`). But such an object is mostly one array, and not the result
         # of a known update.
-        is_one_array = versions is None or versions.num_leaves == 1
+        is_one_array = twins is None or twins.num_leaves == 1
         is_replaced = not all(are_new) and known_code in (None, REPLACES) and is_one_array
-        if versions is not None and origins[0] != origins[1] and not is_replaced:
-            model, target = named(pair.received.text, versions.paths)
+        if twins is not None and origins[0] != origins[1] and not is_replaced:
+            model, target = named(pair.received.text, twins.paths)
             copy_fix, first_origin = copy_fix or to_begin_as_copy(target, model), first_origin or known_origin
             continue
         # Third case: a function made both parts, or replaced one of them. The code depends on which function it was.
@@ -231,7 +231,7 @@ def _advice(
             fixes_that_keep.append(to_keep(known_code))
         elif is_replaced:
             fixes_that_keep.append(to_keep(REPLACES))
-        elif versions is not None and versions.num_leaves > 1 and not is_by_transform(leaf):
+        elif twins is not None and twins.num_leaves > 1 and not is_by_transform(leaf):
             fixes_that_keep.append(to_keep(KEEPS_NODES))
         else:
             fixes_that_keep.append(PUT_BACK)
@@ -241,10 +241,10 @@ def _advice(
     return Advice(first_origin, [*fixes, MEANT][:2])
 
 
-class _Versions(NamedTuple):
+class _Twins(NamedTuple):
     """Two nodes, such as a model and its target, that had all leaves in common in the arguments and none in the result.
 
-    Here the versions stand side by side in one module. Elsewhere in this file a version is a later state of a module.
+    They stand side by side in one module.
 
     Attributes:
         paths: their paths in the module around them.
@@ -255,9 +255,9 @@ class _Versions(NamedTuple):
     num_leaves: int
 
 
-def _find_versions(
+def _find_parted_twins(
     combined: FlatDag, shape_of: Sequence[int], modules: tuple[int, int], tied_paths: tuple[Path, Path]
-) -> _Versions | None:
+) -> _Twins | None:
     """Looks for two nodes around a tie that had all leaves in common in the arguments and have none in the result.
 
     Args:
@@ -291,12 +291,12 @@ def _find_versions(
         ops = [combined.records[record] for record in records]
         if ops[0][0] is LEAF:
             first, second, new_first, new_second = records
-            # No versions: the leaves were two already, or are still one.
+            # No twins that parted: the leaves were two already, or are still one.
             if first != second or new_first == new_second:
                 return None
             leaves.add(first)
         stack.extend(zip(*[children for _, children in ops], strict=False))
-    return _Versions(paths, len(leaves))
+    return _Twins(paths, len(leaves))
 
 
 def _pair_modules(
