@@ -35,7 +35,7 @@ from ..core._structure import Structure, canonical_records, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
 from ._caller_side import Call, Grouping, build_from_groups, pack_call, repack_call
-from ._function_and_options import in_code, is_of_equinox
+from ._function_and_options import is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Terms
 from ._function_transform import rules_of_call
@@ -45,7 +45,7 @@ from ._leaf_groups import LeafGroup, single_group
 from ._leaf_labels import Treatment
 from ._option_lists import title_of
 from .checks._lost_changes import DeferredLosses
-from .checks._refused_arguments import forbid_bound_module
+from .checks._refused_arguments import forbid_bound_module, forbid_in_place
 
 
 class CallWithOperands:
@@ -338,12 +338,8 @@ class TakingOperands:
             call = CallWithOperands(
                 transform, title, chosen_policy, writes=self.writes, calls_each_time=self.calls_each_time
             )
-            if call.policy.in_place and not self.writes:
-                raise ValueError(
-                    f"`{title}` hands back what the function returned, not what it changed, so nothing could be "
-                    "written back in place. Return what changes:\n"
-                    f"    inner = {in_code(title, 'in_place=False')}"
-                )
+            if not self.writes:
+                forbid_in_place(call.policy, title)
             with contextlib.suppress(NoFunctionError):
                 return self.adapter(call, **_by_name(bound, adapter_parameters))
             # The block ended with a `NoFunctionError`: nothing callable was passed. The transform raises its own error.

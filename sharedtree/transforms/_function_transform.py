@@ -53,7 +53,13 @@ from ._leaf_groups import LeafGroup, LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import find_unchanged
 from ._wrapped_function import Wrapper
-from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
+from .checks._refused_arguments import (
+    forbid_bound_module,
+    forbid_in_place,
+    is_refusal,
+    name_counterpart,
+    require_separate,
+)
 from .checks._retracing import Traces
 
 _REFERRING_TO_FUNCTION = ("function", "__wrapped__", "_shared", "_made")
@@ -75,7 +81,7 @@ class FunctionTransform(Wrapper):
             objects in their places. A class that sets this overrides `leave`, as `JittedTransform` does.
         default_out: label of the result if the option for results is not set or contains no label.
         differentiates: True if the transform differentiates the leaves with the label True.
-        writes: True if the transform can write back changes of its arguments.
+        writes: True if the transform can write back changes of its arguments. Otherwise `in_place=True` is an error.
         bound_to: name of the called module in the code of warnings. Empty unless the user's function is a module whose
             leaves are arguments of the transform, too.
         calls_natively: True if C may do later calls like the first one, without `call_in_python`. False in a class that
@@ -165,6 +171,8 @@ class FunctionTransform(Wrapper):
             Exception: any error of the user's function, of JAX, or of the package. `explain` may have added the cause
                 to its text.
         """
+        if not self.writes:
+            forbid_in_place(policy, self.transform_name)
         # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises, so `call` is set
         # below.
         try:
