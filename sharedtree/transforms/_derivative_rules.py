@@ -302,8 +302,8 @@ class RuleTransform(FunctionTransform):
             return packed
         # Words for the two sides in errors. The second argument of `name_of` is printed if the first has no name.
         of_function, of_rule = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
-        tree_of_function = FlatDag.of(returned, [None] * len(returned.records))
-        tree_of_rule = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
+        tree_of_function = FlatDag.without_objects(returned)
+        tree_of_rule = FlatDag.without_objects(packed.structure)
         path = (_Result(),)
         # The two trees must have the same ties. An exact join refuses each tie that only its first tree has. Of the
         # ties that only its second tree has, it refuses those of modules and references alone. So there are two joins,

@@ -62,7 +62,7 @@ from .checks._refused_arguments import (
 )
 from .checks._retracing import Traces
 
-_REFERRING_TO_FUNCTION = ("function", "__wrapped__", "_shared", "_made")
+_REFERRING_TO_FUNCTION = ("function", "traced_function", "__wrapped__", "_shared", "_made")
 """Attributes of a wrapper that refer to the user's function, or to an inner function, which finds it."""
 
 

@@ -887,7 +887,7 @@ def require_made_for(structure: Any, call: Call, program: str, code: str) -> Non
     # Equal structures are one object, so `is` compares them.
     if call.tree.structure is structure:
         return
-    expected = FlatDag.of(structure, [None] * len(structure.records))
+    expected = FlatDag.without_objects(structure)
     # Without modules, JAX has an error of its own for the difference, and it is better.
     if not holds_modules(expected) and not holds_modules(call.tree):
         _raise_vanilla_error_of_program(structure, call)

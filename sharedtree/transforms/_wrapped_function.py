@@ -53,6 +53,8 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
     Attributes:
         all_options: the options as they were passed.
         options: the options for the vanilla transform, without `package_options`.
+        traced_function: the function that the transform traces: the user's or, if that is a module,
+            `function_for_modules`.
         is_filtered: True for Equinox's transforms: only arrays are traced.
         alike: the key by which wrappers are compared: the transform and its options. None if a wrapper equals only
             itself.
@@ -105,6 +107,8 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.options = {name: value for name, value in options.items() if name not in self.package_options}
         self.all_options = options
         self.is_filtered = is_of_equinox(transform)
+        stand_in = self.function_for_modules
+        self.traced_function = stand_in if stand_in is not None and is_module(function) else function
         self.alike = self._key_for_comparison()
         self._shared = self._find_shared()
         self.names = self._shared.names
@@ -152,12 +156,6 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         # `self` keeps the function alive, so no other object has its `id`.
         return hash((self.alike, function if isinstance(function, Wrapper) else id(function)))
 
-    @property
-    def traced_function(self) -> Callable[..., Any]:
-        """The function that the transform traces: the user's, or `function_for_modules` if that is a module."""
-        stand_in = self.function_for_modules
-        return self.function if stand_in is None or not is_module(self.function) else stand_in
-
     def _find_shared(self) -> Shared:
         """Returns the data shared by all wrappers of one function with this transform and these options.
 
@@ -168,7 +166,9 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         if not self.caches_traces:
             return Shared(function)
         options = {name: self.options[name] for name in sorted(self.options) if name not in self.only_for_transform}
-        return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
+        # The function for all modules is one object.
+        alike = self.shares_alike and function is self.function
+        return shared_by(function, (type(self), self.transform), options, alike=alike)
 
     def __reduce__(self) -> Any:
         """Returns what pickle stores: the name by which the wrapper can be imported, as for a function.
