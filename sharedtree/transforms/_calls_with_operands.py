@@ -97,8 +97,7 @@ class CallWithOperands:
             function: the user's function. Warnings point to its definition.
             operands: the operands by their names in errors.
             treatments: name of each operand → what the transform does with it, in words, such as "carried" for `init`
-                and
-                "scanned" for `xs`. None if all operands are treated alike.
+                and "scanned" for `xs`. None if all operands are treated alike.
 
         Returns:
             One argument of the transform for each treatment, in the order of the operands. It is a leaf group, or a
@@ -185,7 +184,7 @@ class CallWithOperands:
         if not callable(function):
             # `TakingOperands` catches this, and calls the transform as it is.
             raise NoFunctionError
-        # State of the user's function that outlives the call: its inner functions, and facts about their traces.
+        # This outlives the call: the inner functions of the user's function, and findings from their traces.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
         self._deferred_losses.append(shared.history.deferred_losses)
 

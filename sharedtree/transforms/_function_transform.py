@@ -479,6 +479,7 @@ class FunctionTransform(Wrapper):
                 itself would not be written back.
         """
         shared = self._shared
+        # In each call of this method: functions that are modules may have one inner function.
         forbid_bound_module(self.function, policy, self.transform_name)
 
         def make() -> Inner:
