@@ -42,7 +42,7 @@ from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, Terms, receive
 from ._function_transform import FunctionTransform
-from ._joining_trees import Sides, holds_modules, join
+from ._joining_trees import RESULT_KEY, Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, single_group, tangents_of
 from ._option_lists import lists_options_of, public_name
 from ._tangents import Fit, as_tuple, fit_to_leaves
@@ -304,7 +304,7 @@ class RuleTransform(FunctionTransform):
         of_function, of_rule = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
         tree_of_function = FlatDag.without_objects(returned)
         tree_of_rule = FlatDag.without_objects(packed.structure)
-        path = (_Result(),)
+        path = (RESULT_KEY,)
         # The two trees must have the same ties. An exact join refuses each tie that only its first tree has. Of the
         # ties that only its second tree has, it refuses those of modules and references alone. So there are two joins,
         # and each tree is the first one in one of them. They are called for their errors alone.
@@ -755,13 +755,6 @@ def _add_tangents(leaf: Any, a: Any, b: Any) -> Any:
 def dummy_returning(function: Callable[..., Any], value: Any, terms: Terms) -> Inner:
     """Makes a function that looks like `function`, and returns `value` for all arguments. It does not read `terms`."""
     return Inner(function, terms, lambda *_: value)
-
-
-class _Result:
-    """The first key of paths in errors about a result: they begin with "result"."""
-
-    def __str__(self) -> str:
-        return "result"
 
 
 def _abstract_leaf(leaf: Any) -> Any:
