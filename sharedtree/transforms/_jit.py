@@ -104,13 +104,14 @@ class JittedTransform(FunctionTransform):
             leaves_used: returns the leaves of the arguments that the program uses. JAX drops all others, so only the
                 placement of these has an effect on the results. It is called if something passes through.
         """
+        # In place, all of the caller's objects come back.
+        if policy.in_place:
+            return super().leave(result, call, policy)
         groups = groups_of(result)
         structure = groups[0].selection.structure
-        # `given` has the records of the caller's objects that pass through. In place, all of the caller's objects come
-        # back.
-        if policy.in_place or not structure.given:
-            return super().leave(result, call, policy)
-        return build_from_groups(groups, objects_for_caller(call, structure, leaves_used))
+        # `given` has the records of the caller's objects that pass through.
+        callers_object = objects_for_caller(call, structure, leaves_used) if structure.given else None
+        return build_from_groups(groups, callers_object)
 
     def _used_flags(self, call: Call, policy: Policy) -> Sequence[bool]:
         """Returns one flag for each leaf of the groups, in order: True if the computation uses the leaf."""
