@@ -23,9 +23,8 @@ from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import Structure, intern
 from sharedtree.core._walk import Rules
 from sharedtree.ties._policy_and_context import Policy
-from sharedtree.transforms._caller_side import SINGLE_GROUP, Plan
+from sharedtree.transforms._caller_side import SINGLE_GROUP, CallPattern, CallSettings, Plan
 from sharedtree.transforms._leaf_groups import LeafGroup, LeafSelection
-from sharedtree.transforms._repeated_calls import CallPattern, CallSettings
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 

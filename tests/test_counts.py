@@ -159,8 +159,8 @@ class Watching(type(st.jit(add_one))):
     def call_in_python(self, args, kwargs, policy):
         return super().call_in_python(args, kwargs, policy)
 
-    def leave(self, result, call, policy, used=None):
-        return super().leave(result, call, policy, used)
+    def leave(self, result, call, policy):
+        return super().leave(result, call, policy)
 
 
 class Stated(Watching):
@@ -173,13 +173,13 @@ class Inheriting(Stated):
 
 
 class OverridingAgain(Stated):
-    def leave(self, result, call, policy, used=None):
-        return super().leave(result, call, policy, used)
+    def leave(self, result, call, policy):
+        return super().leave(result, call, policy)
 
 
 class Mixin:
-    def leave(self, result, call, policy, used=None):
-        return super().leave(result, call, policy, used)
+    def leave(self, result, call, policy):
+        return super().leave(result, call, policy)
 
 
 class ByMixin(Mixin, Stated):

@@ -229,7 +229,7 @@ def test_eager_transforms_remember_nothing():
     f = st.grad(lambda net: net.embed.sum())
     for _ in range(3):
         f(tied())
-    assert not list(f._shared.seen._traces_of.items())
+    assert not list(f._shared.history.seen_arguments._traces_of.items())
 
 
 def test_no_other_model_is_excused():

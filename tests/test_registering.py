@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from sharedtree.transforms._function_transform import FunctionTransform
 from tests.strategies import Pair
 
 
@@ -104,6 +105,27 @@ def test_it_is_not_called_in_place():
             solve(decay, tied(), TS)
         solve(decay, tied(), TS, in_place=False)
     assert len(given) == 1
+
+
+def once_more(function):
+    return lambda *args: function(*args)
+
+
+class OnceMoreTransform(FunctionTransform):
+    writes = False
+
+
+def test_an_adapter_of_a_function_states_that_it_cannot_write_back():
+    st.register_transform(once_more, OnceMoreTransform)
+    f = st.preserve_identities(once_more)(decay)
+    for _ in range(2):
+        with (
+            st.Context(st.Policy(in_place=True)),
+            pytest.raises(ValueError, match="`.*once_more` hands back what the function returned"),
+        ):
+            f(tied(), 1.0)
+        result = f(tied(), 1.0)
+        assert result.first is result.second[0]
 
 
 def test_a_module_with_two_treatments():

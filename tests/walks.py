@@ -4,7 +4,7 @@ import contextlib
 from unittest import mock
 
 from sharedtree.core import _pack_and_unpack
-from sharedtree.transforms import _repeated_calls
+from sharedtree.transforms import _caller_side
 from sharedtree.transforms._function_transform import FunctionTransform
 
 
@@ -12,7 +12,7 @@ from sharedtree.transforms._function_transform import FunctionTransform
 def in_python():
     """A block in which nothing is done natively, by wrappers that are made in it."""
     with contextlib.ExitStack() as stack:
-        for module in (_pack_and_unpack, _repeated_calls):
+        for module in (_pack_and_unpack, _caller_side):
             stack.enter_context(mock.patch.object(module, "native", None))
         yield
 

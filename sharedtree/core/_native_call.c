@@ -9,7 +9,7 @@ A WARM CALL f(m, x), where `f = st.jit(step)`, `m` has a weight `w`, and all lea
     operands    LeafGroup([w, x], LeafSelection(S, None))
     result      LeafGroup([y], LeafSelection(T, None))  →  the program of T builds the result from [y]
 
-THE RECORDS, which `transforms._repeated_calls` and its neighbours make as named tuples and C reads by position:
+THE RECORDS, which `transforms._caller_side` makes as named tuples and C reads by position:
 
     settings    calls of one wrapper under one policy, from `Caller.settings`
         POLICY_IN_FORCE     the policy

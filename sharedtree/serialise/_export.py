@@ -34,11 +34,10 @@ from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, records_outside_modules
 from ..ties._policy_and_context import PolicyOption, current_policy
-from ..transforms._ahead_of_time import require_made_for
-from ..transforms._caller_side import Grouping, enter, leave
+from ..transforms._caller_side import Grouping, build_from_groups, pack_call
 from ..transforms._function_transform import rules_of_call
-from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_and_let_trace
-from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
+from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_and_let_trace, require_made_for
+from ..transforms._leaf_groups import LeafGroup, LeafSelection, groups_of
 from ..transforms._option_lists import ADDED_OPTIONS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
@@ -96,7 +95,7 @@ class Exported:
         rules = rules_of_call(current_policy(self._policy), filtered=is_filtered)
         # 2. Pack the arguments. The grouping gives no leaf a treatment: the program's own groups say which leaves go
         # where.
-        with enter(_arguments_named_like(structure, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
+        with pack_call(_arguments_named_like(structure, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
             fact, fix = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
             require_made_for(structure, call, fact, fix)
             # 3. Group the leaves like the program's arguments. Here, numbers stand for the arrays.
@@ -119,8 +118,7 @@ class Exported:
                 # group.
                 error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
                 raise
-        parts: Any = result.parts if type(result) is LeafGroups else (result,)
-        return leave(parts)
+        return build_from_groups(groups_of(result))
 
     @api_boundary
     def serialize(self, vjp_order: int = 0) -> bytearray:

@@ -2,8 +2,9 @@
 
 - The arguments of a call are packed as one graph (`_caller_side`). Its leaves are grouped (`_leaf_groups`,
   `_grouping_leaves`) by what the transform does with each (`_leaf_labels`).
-- The transform gets the leaf groups in place of the arguments, and an inner function in place of the user's. The inner
-  function builds the user's arguments from the groups and calls the user's function (`_function_side`).
+- The transform gets the leaf groups in place of the arguments, and an inner function in place of the user's
+  (`_function_given_to_jax`). Its body builds the user's arguments from the groups and calls the user's function
+  (`_function_side`).
 - It packs the result into leaf groups, which the transform returns. The caller's side builds the result from them.
 - Errors and warnings about lost ties and lost changes are in `checks/`.
 

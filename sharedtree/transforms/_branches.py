@@ -28,7 +28,7 @@ from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
 from ..core._printing import listed
 from ..core._structure import FlatDag, Node, Structure
-from ._caller_side import leave
+from ._caller_side import build_from_groups
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
@@ -264,8 +264,8 @@ def _run_until_branches_agree(
         agreements[types] = agreement
     if not call.policy.in_place:
         return call.leave(result)
-    # `with_state`: the only result, at position 0, brings the changes of the operands along.
-    return call.leave(_refer_to_callers_objects(call, result, agreement.changed), with_state=(0,))
+    # `with_changes`: the only result, at position 0, brings the changes of the operands along.
+    return call.leave(_refer_to_callers_objects(call, result, agreement.changed), with_changes=(0,))
 
 
 def _next_agreement(
@@ -372,7 +372,7 @@ def _run_branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
     received = trace.received
     if agreement.is_separate:
         # Packs the result by itself and builds it again from the group, so that it consists of new objects.
-        result = leave((trace.pack(result),))
+        result = build_from_groups((trace.pack(result),))
     # Flattens the pair of the operands and the result.
     tree = trace.flatten((received.arguments, result))
     # The operands as they were when the branch began, and as it left them.

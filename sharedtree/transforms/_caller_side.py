@@ -1,8 +1,8 @@
-"""The caller's side of one call: all arguments are one graph, which is flattened once and grouped by label.
+"""The caller's side of a call: all arguments are one graph, which is flattened once and grouped by label.
 
     f(Net(w, b), x)    pack      structure Arguments(Net(0, 1), 2), leaves [w, b, x]
                        group     one leaf group [w, b, x], or one for each label: [w, x] and [b]
-                       leave     gather the leaves of the result from its groups, and build the result
+                       build     gather the leaves of the result from its groups, and build the result
 
 A *leaf group* is a pytree node with some of the leaves. The transform gets leaf groups as its arguments. A *record* is
 the number of one object in the flat DAG of the arguments, which has the objects in a table.
@@ -12,17 +12,29 @@ A *treatment* is what a transform does with each leaf, such as the axis along wh
 
 The groups depend on the transform, on the structure, and on a few facts about each leaf, such as its rank or whether it
 is inexact. For each combination of these a *plan* is made once, and kept with the structure.
+
+C does a call like an earlier one: it packs, groups, calls the *transformed function*, gathers the leaves, and builds.
+How to pack a call depends on the number of its arguments and on its keywords. Which transformed function it needs
+depends on the labels. Python finds out both in a first call, and keeps them with the *wrapper*, the function that the
+user gets, such as `st.jit(f)`:
+
+    step(model, x)      in Python    settings.patterns[2] = CallPattern(…, functions={labels: transformed function})
+    step(model, x)      in C         finds the pattern by the 2, and the transformed function by the labels
+
+If a call is not like an earlier one, C leaves it to Python. The user's function has not been called by then. C reads
+the fields of `Plan`, `CallPattern` and `CallSettings` by position.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core._call_arguments import Arguments
-from ..core._jax_internals import current_trace, with_enclosing_traces
-from ..core._pack_and_unpack import Rules, Tags, build, pack
+from ..core._jax_internals import current_trace, hide_frames, with_enclosing_traces
+from ..core._pack_and_unpack import Rules, Tags, build, flags_of, native, pack
 from ..core._sharing import with_repeats_copied
 from ..core._structure import FlatDag, Structure
 from ..ties._leaf_notes import note, note_tied_values
+from ..ties._policy_and_context import Policy, PolicyOption, current_policy
 from ._grouping_leaves import Cut, LabelledTree, label_arguments
 from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, LeafSelection, gather_leaves
@@ -213,7 +225,7 @@ class Call:
         self.end()
 
 
-def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
+def pack_call(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     """Packs the arguments of a call and groups their leaves. Returns the call, with its groups.
 
     Args:
@@ -236,7 +248,7 @@ def repack_call(call: Call, repacking: Repacking) -> Call:
     """Makes a new call with the same arguments, packed in another way and grouped anew.
 
     Args:
-        call: the old call, made by `enter`. It is not changed.
+        call: the old call, made by `pack_call`. It is not changed.
         repacking: the other way to pack the arguments. It cuts ties, and makes traced leaves of some static numbers.
 
     Returns:
@@ -348,7 +360,7 @@ def _plan_of(
     )
 
 
-def leave(
+def build_from_groups(
     groups: Sequence[LeafGroup],
     callers_object: Any = None,
     update: Callable[[int, Any], Any] | None = None,
@@ -372,3 +384,145 @@ def leave(
         note(leaves[i] for i in structure.noted)
         note_tied_values(leaves[i] for i in structure.tied_values)
     return table[structure.root]
+
+
+# ---- Calls like earlier ones, done in C ----
+
+_MAX_PATTERNS = 256
+"""Number of patterns that are kept for one wrapper. Before one more is added, all are dropped.
+
+Python makes a dropped pattern again in the next call that needs it.
+"""
+
+new_latest: Callable[[], Any] = (lambda: None) if native is None else native.Latest
+"""Makes the object in which C keeps what it found in the last call of a pattern. None without the C extension."""
+
+
+class CallPattern(NamedTuple):
+    """Facts about calls with one number of arguments and one set of keywords. C reads the fields by position.
+
+    Attributes:
+        aux: names of the arguments, as `Arguments` has them.
+        bound: how C reorders the arguments before it packs them. Three tuples: values to put before the positional
+            arguments, names of the keywords that become positional, and names of all other keywords. None to pack the
+            arguments as they are written in the call.
+        key: first part of the key under which a structure keeps its plan. A plan says how the leaves are grouped.
+        facts_of_leaves: (leaves) → second part of that key. None if the key has one part. See `Grouping`.
+        donates: True if buffers are donated. Then C leaves a call to Python if two leaves have one buffer.
+        latest: the object of `new_latest` for these calls.
+        functions: labels of all leaf groups, as in `Plan.labels` → transformed function.
+    """
+
+    aux: Any
+    bound: Any
+    key: Any
+    facts_of_leaves: Any
+    donates: bool
+    latest: Any
+    functions: dict[Any, Callable[..., Any]]
+
+
+class CallSettings(NamedTuple):
+    """Facts about the calls of one wrapper under one policy. C reads the fields by position.
+
+    Attributes:
+        policy: the policy.
+        flags: the rules of packing, as `flags_of` encodes them.
+        patterns: number of positional arguments → pattern of such calls. For calls with keywords, the key is a pair:
+            `(2, ("rate",))`. A value is None if Python has to do these calls. `patterns` itself is None if Python has
+            to do all calls.
+        in_place: True if changes are written back.
+        finishes: True if C may build the result. False if the transform returns something else than leaf groups of the
+            function's result, such as a gradient.
+        write: writes changes into the caller's objects if C cannot. See `_in_place.write`.
+    """
+
+    policy: Policy
+    flags: int
+    patterns: dict[Any, CallPattern | None] | None
+    in_place: bool
+    finishes: bool
+    write: Callable[[Sequence[Any]], None]
+
+    @classmethod
+    def before_first_call(
+        cls, policy: Policy, rules: Rules | None, write: Callable[[Sequence[Any]], None], *, finishes: bool
+    ) -> "CallSettings":
+        """Makes the settings before the first call, without patterns.
+
+        Args:
+            policy: the policy.
+            rules: how arguments are packed. None to leave all calls to Python.
+            write: `_in_place.write`.
+            finishes: True if C may build the result.
+        """
+        in_place = bool(policy.in_place)
+        # No rules for C (0), and no patterns (None): Python does every call.
+        if native is None or rules is None:
+            return cls(policy, 0, None, in_place, finishes, write)
+        # `learn` adds the patterns.
+        return cls(policy, flags_of(rules), {}, in_place, finishes, write)
+
+    def learn(
+        self, args: Sequence[Any], kwargs: dict[str, Any], pattern: CallPattern | None, call: Call, transformed: Any
+    ) -> None:
+        """Remembers how Python did a call, so that C can do calls like it. Adds a pattern, or extends the earlier one.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+            pattern: facts about such calls, with empty `functions`. None if Python has to do them.
+            call: the call. Its plan has the labels of the leaf groups.
+            transformed: the function for C to call with leaf groups that have these labels.
+        """
+        patterns = self.patterns
+        if patterns is None:
+            return
+        # A user may call a wrapper with other keywords each time. The patterns must not grow without bound.
+        if len(patterns) >= _MAX_PATTERNS:
+            patterns.clear()
+        key = (len(args), tuple(kwargs)) if kwargs else len(args)
+        earlier_pattern = patterns.get(key)
+        if pattern is not None:
+            # Calls like this one may have had groups with other labels. Their transformed functions stay in use.
+            pattern.functions.update(earlier_pattern.functions if earlier_pattern is not None else {})
+            pattern.functions[call.plan.labels] = transformed
+        patterns[key] = pattern
+
+
+class _Caller:
+    """The base class of `Caller` without the C extension: every call goes to `go_on`.
+
+    Attributes:
+        policy: the policy as the user wrote it.
+        settings: settings for C, under the policy of the last call. None to leave the next call to Python.
+    """
+
+    policy: PolicyOption
+    settings: CallSettings | None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.go_on((), current_policy(self.policy), args, kwargs)
+        except Exception as error:
+            # Removes the frames of JAX and of the package from the traceback, as a vanilla transform does.
+            hide_frames(error)
+            raise
+
+    def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Does what the C extension left of a call, and returns the result of the call. Subclasses override this.
+
+        Args:
+            deferred: tells what is left. An empty tuple: all of the call, for C did nothing. A pair: only the building
+                of the result. C has called the transformed function, and the pair has its result and the call, a tuple
+                from which `call_of` makes a `Call`. An exception: C or the transformed function raised it, and the
+                method has to handle it.
+            policy: the policy in force.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+        """
+        raise NotImplementedError
+
+
+class Caller(_Caller if TYPE_CHECKING or native is None else native.Caller):
+    """The base class of wrappers. With the C extension, `__call__` does the call in C, or calls `go_on`."""

@@ -34,18 +34,18 @@ from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical_records, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
-from ._caller_side import Call, Grouping, enter, leave, repack_call
-from ._function_and_options import in_code, is_of_equinox
+from ._caller_side import Call, Grouping, build_from_groups, pack_call, repack_call
+from ._function_and_options import is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
-from ._function_side import FunctionTrace, Terms
+from ._function_side import Terms
 from ._function_transform import rules_of_call
 from ._in_place import commit_changes
 from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, single_group
 from ._leaf_labels import Treatment
 from ._option_lists import title_of
-from .checks._lost_changes import Unsaid
-from .checks._refused_arguments import forbid_bound_module
+from .checks._lost_changes import DeferredLosses
+from .checks._refused_arguments import forbid_bound_module, forbid_in_place
 
 
 class CallWithOperands:
@@ -83,7 +83,7 @@ class CallWithOperands:
         self.names: Names
         self.packed: Call
         # For each inner function, changes lost in its traces that did not run. `apply` warns of them.
-        self._unsaid: list[Unsaid] = []
+        self._deferred_losses: list[DeferredLosses] = []
 
     def enter(
         self,
@@ -97,8 +97,7 @@ class CallWithOperands:
             function: the user's function. Warnings point to its definition.
             operands: the operands by their names in errors.
             treatments: name of each operand → what the transform does with it, in words, such as "carried" for `init`
-                and
-                "scanned" for `xs`. None if all operands are treated alike.
+                and "scanned" for `xs`. None if all operands are treated alike.
 
         Returns:
             One argument of the transform for each treatment, in the order of the operands. It is a leaf group, or a
@@ -149,7 +148,7 @@ class CallWithOperands:
             SharingMismatchError: if an option does not fit the operands.
         """
         self.names = Names(function, [str(name) for name in arguments.names])
-        self.packed = enter(arguments, self.rules, grouping)
+        self.packed = pack_call(arguments, self.rules, grouping)
         return self.packed.groups
 
     def function(
@@ -185,20 +184,19 @@ class CallWithOperands:
         if not callable(function):
             # `TakingOperands` catches this, and calls the transform as it is.
             raise NoFunctionError
-        # State of the user's function that outlives the call: its inner functions, and facts about their traces.
+        # This outlives the call: the inner functions of the user's function, and findings from their traces.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
-        self._unsaid.append(shared.unsaid)
-        inner = shared.inner.get(self.policy)
-        if inner is None:
+        self._deferred_losses.append(shared.history.deferred_losses)
+
+        def make() -> Inner:
+            """Makes the inner function, or raises the `TypeError`."""
             forbid_bound_module(function, self.policy, self.title)
             terms = Terms(
                 self.title,
                 Names(function, self.names.positional),
                 self.policy,
                 self.rules,
-                shared.traces,
-                shared.seen,
-                shared.unsaid,
+                shared.history,
                 caches_traces,
                 self.writes,
                 learned=Learned(),
@@ -209,11 +207,9 @@ class CallWithOperands:
             # JAX's messages name the arguments as the user's function does, and not as the transform names its
             # operands.
             names_in_function = Names(function).of(num_before + len(self.names.positional))
-            run = functools.partial(_run, terms, body)
-            new_inner = Inner(function, shared.get_function, run, terms, names_in_function, num_before)
-            # If another thread was faster, both threads take its inner function, so that JAX traces once.
-            inner = shared.inner.setdefault(self.policy, new_inner)
-        return inner
+            return Inner(function, terms, body, shared.get_function, names_in_function, num_before)
+
+        return shared.inner_for(self.policy, make)
 
     def apply(self, *args: Any, **options: Any) -> Any:
         """Calls the transform with leaf groups, and returns its result.
@@ -229,16 +225,16 @@ class CallWithOperands:
         with self.packed:
             result = transform(*args, **options)
         # An earlier trace may not have run its program. If this call ran it, warn of the changes that it loses.
-        for unsaid in self._unsaid:
-            unsaid.say(structure)
+        for deferred_losses in self._deferred_losses:
+            deferred_losses.report(structure)
         return result
 
-    def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:
+    def leave(self, *results: LeafGroup, with_changes: Sequence[int] = ()) -> Any:
         """Builds the results of the function. In place, writes its changes into the caller's objects, all or nothing.
 
         Args:
             results: leaf groups. Each has all leaves of a tree, or those of one operand (as from `FunctionTrace.like`).
-            with_state: positions of those results that `FunctionTrace.pack_with_state` has packed.
+            with_changes: positions of those results that `FunctionTrace.pack_with_changes` has packed.
 
         Returns:
             The result, or a tuple of the results if there are several.
@@ -250,11 +246,11 @@ class CallWithOperands:
         # A group of one operand still has the structure of all operands.
         groups = [_of_one_operand(group) if group.structure is structure_of_operands else group for group in results]
         if not self.policy.in_place:
-            trees = [leave((group,)) for group in groups]
+            trees = [build_from_groups((group,)) for group in groups]
         else:
             trees = commit_changes(self.packed, self.title, *[(group,) for group in groups])
-            # With state, a tree is a tuple: the changed objects, and last the result.
-            trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
+            # With changes, a tree is a tuple: the changed objects, and last the result.
+            trees = [tree[-1] if i in with_changes else tree for i, tree in enumerate(trees)]
         return trees[0] if len(trees) == 1 else tuple(trees)
 
     def repack(self, repacking: Repacking) -> None:
@@ -290,11 +286,6 @@ def structure_of_argument(structure: Structure, position: int) -> ArgumentStruct
     # Numbers the records below the argument anew, in the order of a walk. The root is the last.
     records, numbers = canonical_records(root, lambda number: structure.records[number])
     return ArgumentStructure(intern(records, len(records) - 1), list(numbers))
-
-
-def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs a body in a new trace of the user's function. The inner function calls this."""
-    return body(FunctionTrace(terms, function), *args, **kwargs)
 
 
 class NoFunctionError(Exception):
@@ -346,12 +337,8 @@ class TakingOperands:
             call = CallWithOperands(
                 transform, title, chosen_policy, writes=self.writes, calls_each_time=self.calls_each_time
             )
-            if call.policy.in_place and not self.writes:
-                raise ValueError(
-                    f"`{title}` passes on what the function returns, not what it changes, so `in_place=True` could "
-                    "write nothing back. Return the changed objects:\n"
-                    f"    inner = {in_code(title, 'in_place=False')}"
-                )
+            if not self.writes:
+                forbid_in_place(call.policy, title)
             with contextlib.suppress(NoFunctionError):
                 return self.adapter(call, **_by_name(bound, adapter_parameters))
             # The block ended with a `NoFunctionError`: nothing callable was passed. The transform raises its own error.

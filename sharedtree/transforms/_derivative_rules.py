@@ -18,7 +18,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,12 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._adapter_names import VANILLA_CUSTOM_JVP, VANILLA_CUSTOM_VJP
 from ._argument_names import Names
-from ._caller_side import Call, leave
-from ._function_and_options import How, in_code
+from ._caller_side import Call, build_from_groups
+from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace
+from ._function_side import FunctionTrace, Terms, receive
 from ._function_transform import FunctionTransform
-from ._joining_trees import Sides, holds_modules, join
+from ._joining_trees import RESULT_KEY, Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, single_group, tangents_of
 from ._option_lists import lists_options_of, public_name
 from ._tangents import Fit, as_tuple, fit_to_leaves
@@ -62,6 +62,10 @@ class RuleTransform(FunctionTransform):
     """The user's arguments of the method that sets the rules, such as `defvjp`. None until the method is called."""
     unsupported_methods: frozenset[str] = frozenset()
     """Methods of the vanilla object that set rules of other forms. An adapter would have to translate these forms."""
+    unsupported_options: Sequence[str] = ()
+    """Options of the transform, in newer JAX, under which rules have such forms."""
+    packs_statics = False
+    """True if JAX gets each argument in `nondiff_argnums` in a leaf group of its own, and not as it is."""
 
     # The transform cannot write changes back (see the base).
     writes = False
@@ -76,14 +80,18 @@ class RuleTransform(FunctionTransform):
 
     # The object that the user has ------------------------------------------------------------------------------------
 
-    def _made_alike(self) -> How | None:
-        # The base returns the key by which two wrappers of one function are compared. Objects with rules may have
-        # different rules for one function. None: each equals only itself.
-        return None
-
     def check_options(self) -> None:
-        """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error."""
+        """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error.
+
+        Raises:
+            TypeError: if one of `unsupported_options` is set.
+        """
+        # This comes first, so that JAX itself refuses options that it does not know.
         self._vanilla = self.transform(self.function, **self.options)
+        for name in self.unsupported_options:
+            option = self.options.get(name)
+            if option:
+                raise self.unsupported_rules_error(f"the rules that it takes with `{name}`", f", {name}={option!r}")
         # Under `jax_custom_vjp3`, JAX 0.10 returns an object of another class, with another name for the attribute.
         static = getattr(self._vanilla, "nondiff_argnums", None) or getattr(self._vanilla, "static_argnums", ())
         self._nondiff_positions = tuple(sorted(static))
@@ -128,7 +136,7 @@ class RuleTransform(FunctionTransform):
     def __reduce__(self) -> Any:
         """Pickles the function and the options as the base does, and the rules as state."""
         reduced = super().__reduce__()
-        return reduced if isinstance(reduced, str) else (*reduced, self._state_of_rules())
+        return reduced if isinstance(reduced, str) else (*reduced, self._rules_to_copy())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the rules too."""
@@ -137,10 +145,10 @@ class RuleTransform(FunctionTransform):
         if duplicate is not self:
             # A rule may refer to this object. The caller keeps it alive, so its `id` is valid.
             memo[id(self)] = duplicate
-            duplicate.__dict__.update(copy.deepcopy(self._state_of_rules(), memo))
+            duplicate.__dict__.update(copy.deepcopy(self._rules_to_copy(), memo))
         return duplicate
 
-    def _state_of_rules(self) -> dict[str, Any]:
+    def _rules_to_copy(self) -> dict[str, Any]:
         """Returns the attribute with the rules by its name. Empty if no rules were set on this object."""
         return {name: value for name, value in self.__dict__.items() if name == "rules_given"}
 
@@ -165,8 +173,13 @@ class RuleTransform(FunctionTransform):
         args, kwargs = self._bind_by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
             transform_of_call = self._for_one_call(call)
-            vanilla = transform_of_call.make_vanilla(policy, self.function)
-            return leave((vanilla(*call.groups, *self.statics_for_jax(call)),))
+            terms = transform_of_call.terms(policy, self._shared.history)
+            vanilla = transform_of_call.make_vanilla(terms, self.function)
+            statics: Sequence[Any] = call.statics
+            if self.packs_statics:
+                rules = self.rules(Policy())
+                statics = [single_group(*pack(value, Tags(), rules)) for value in statics]
+            return build_from_groups((vanilla(*call.groups, *statics),))
 
     def _bind_by_position(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -198,10 +211,6 @@ class RuleTransform(FunctionTransform):
         """Returns the positions in `nondiff_argnums`, the same for each call. JAX does not trace these arguments."""
         return self._nondiff_positions
 
-    def statics_for_jax(self, call: Call) -> Sequence[Any]:
-        """Returns the arguments in `nondiff_argnums` in the form in which JAX gets them: here as they are."""
-        return call.statics
-
     @property
     def _nondiff_positions_for_jax(self) -> tuple[int, ...]:
         """The option `nondiff_argnums` of the vanilla object of a call.
@@ -218,80 +227,59 @@ class RuleTransform(FunctionTransform):
         copy_for_call._result_structure = None
         return copy_for_call
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the vanilla object for one call. It takes leaf groups, and so do its rules.
 
         Called on the copy that `_for_one_call` makes.
 
         Args:
-            policy: what carries identity.
+            terms: facts that all traces of the function and its rules have in common.
             function: the user's function. The copy itself does not refer to it.
         """
         raise NotImplementedError
 
     # What JAX calls: the function and the rules, on leaf groups -------------------------------------------------------
 
-    def make_inner(self, policy: Policy, call_rule: Callable[..., Any], function: Callable[..., Any]) -> Inner:
-        """Makes the function for JAX to call in place of the user's function or rule.
-
-        Args:
-            policy: what carries identity.
-            call_rule: (policy, `function`, *arguments from JAX) → the result for JAX. A method such as `call_primal`.
-            function: the user's function or rule.
-        """
-        return Inner(
-            function,
-            lambda: function,
-            lambda current, args, kwargs: call_rule(policy, current, *args, **kwargs),
-        )
-
-    def call_primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+    def call_inside(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's function for JAX. Returns the leaf group of its result.
 
-        Keeps the structure of the result in `_result_structure`.
-        """
-        return self.call_and_pack(policy, function, args, None)
-
-    def call_and_pack(
-        self,
-        policy: Policy,
-        rule: Callable[..., Any],
-        args: Sequence[Any],
-        pack_second: Callable[[FunctionTrace, Any], Any] | None,
-    ) -> Any:
-        """Calls the function, or a rule that returns a pair: the function's result, and something else.
-
-        Warns of ties lost in the function or the rule.
+        Keeps the structure of the result in `_result_structure`. Warns of ties that the function lost.
 
         Args:
-            policy: the policy of the call: what carries identity.
-            rule: the user's function (the primal function) or one of the user's rules for it.
+            trace: the trace of the function.
             args: the leaf group of the operands, and static arguments.
-            pack_second: packs the second entry of a rule's pair: (trace, second entry) → what JAX gets for it. None if
-                `rule` is the primal function, which returns no pair.
+        """
+        result = self.call_with_groups(trace, args)
+        trace.check(result)
+        packed = trace.pack(result)
+        self._result_structure = packed.structure
+        return packed
+
+    def call_and_pack_pair(
+        self, trace: FunctionTrace, args: Sequence[Any], pack_second: Callable[[Any], Any] = lambda second: second
+    ) -> Any:
+        """Calls a rule that returns a pair: the function's result, and something else.
+
+        Warns of ties lost in the rule.
+
+        Args:
+            trace: the trace of the rule.
+            args: the leaf group of the operands, and static arguments.
+            pack_second: packs the second entry of the pair for JAX. By default it is returned as it is.
 
         Returns:
-            For the function, the leaf group of its result. For a rule, a pair: the leaf group of the function's result,
-            and what `pack_second` returned. If a rule returned no pair, its result unchanged, for JAX to refuse.
+            The leaf group of the function's result, and what `pack_second` returned. If the rule returned no pair, its
+            result unchanged, for JAX to refuse.
 
         Raises:
-            SharingMismatchError: if the result of a rule has another structure than that of the function.
+            SharingMismatchError: if the result has another structure than that of the function.
         """
-        trace, result = self.call_with_groups(policy, rule, args, returns_pair=pack_second is not None)
-        # 1. Take the pair of a rule apart.
-        second = None
-        if pack_second is not None:
-            if not isinstance(result, (tuple, list)) or len(result) != 2:
-                return result
-            result, second = result
-        # 2. Warn of ties that the function or the rule lost, and pack the function's result.
-        tree = trace.flatten(result)
-        trace.check_flattened(tree)
-        packed = trace.pack(result)
-        if pack_second is None:
-            self._result_structure = packed.structure
-            return packed
-        return self._repack_like_function(packed, rule), pack_second(trace, second)
+        pair = self.call_with_groups(trace, args, returns_pair=True)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            return pair
+        result, second = pair
+        trace.check(result)
+        return self._repack_like_function(trace.pack(result), trace.function), pack_second(second)
 
     def _repack_like_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
         """Returns the result in a rule as a leaf group with the structure of the function's own result.
@@ -313,9 +301,9 @@ class RuleTransform(FunctionTransform):
             return packed
         # Words for the two sides in errors. The second argument of `name_of` is printed if the first has no name.
         of_function, of_rule = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
-        tree_of_function = FlatDag.of(returned, [None] * len(returned.records))
-        tree_of_rule = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
-        path = (_Result(),)
+        tree_of_function = FlatDag.without_objects(returned)
+        tree_of_rule = FlatDag.without_objects(packed.structure)
+        path = (RESULT_KEY,)
         # The two trees must have the same ties. An exact join refuses each tie that only its first tree has. Of the
         # ties that only its second tree has, it refuses those of modules and references alone. So there are two joins,
         # and each tree is the first one in one of them. They are called for their errors alone.
@@ -323,32 +311,29 @@ class RuleTransform(FunctionTransform):
         join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
         return single_group(packed.leaves, returned)
 
-    def call_with_groups(
-        self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
-    ) -> tuple[FunctionTrace, Any]:
-        """Calls the user's function or rule with arguments built from leaf groups. Returns the trace and the result.
+    def call_with_groups(self, trace: FunctionTrace, args: Sequence[Any], *, returns_pair: bool = False) -> Any:
+        """Calls the user's function or rule with arguments built from leaf groups. Returns the result.
 
         Args:
-            policy: what carries identity.
-            function: the function or the rule.
+            trace: the trace of the function or the rule.
             args: the leaf group of the operands, and static arguments.
             returns_pair: True for a rule that returns a pair, of which only the first entry reaches the caller.
         """
-        received = self.receive_arguments(args)
-        trace = FunctionTrace(self.terms(policy), function)
+        group, *statics = args
+        received = receive([group], [build_tree(static) for static in statics] if self.packs_statics else statics)
         arguments = received.arguments
-        return trace, trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
+        return trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
 
     # Cotangents -----------------------------------------------------------------------------------------------------
 
-    def call_cotangent_rule(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+    def call_cotangent_rule(self, trace: FunctionTrace, *args: Any, may_be_single: bool = False) -> Any:
         """Calls a rule for cotangents, and fits its result to the leaf group of the operands.
 
         Args:
-            policy: what carries identity.
-            rule: (*static arguments, residuals, cotangent of the result) → cotangents of the operands. Under
-                `jax.custom_gradient`, it takes the cotangent alone.
+            trace: the trace of the rule: (*static arguments, residuals, cotangent of the result) → cotangents of the
+                operands. Under `jax.custom_gradient`, the rule takes the cotangent alone.
             args: arguments of the rule, with modules and not leaf groups.
+            may_be_single: True if the rule may return the cotangent of a single operand by itself, without a tuple.
 
         Returns:
             A tuple of one leaf group with the cotangents of all operands. For JAX, the vanilla object has one operand:
@@ -358,6 +343,7 @@ class RuleTransform(FunctionTransform):
             SharingMismatchError: if there are not as many cotangents as operands; if one differs from its operand in
                 shape; or if one object is at several paths of a tie, and it may be the whole sum or a share.
         """
+        rule, policy = trace.function, trace.terms.policy
         operands = as_tuple(self._operands)
         num_operands = len(operands.records[operands.root][1])
         # 1. Call the rule. Whatever knows that an array is the whole sum over its paths adds it to `whole_sums`:
@@ -371,7 +357,8 @@ class RuleTransform(FunctionTransform):
             note_tied(cotangent, leaves)
             result = rule(*args)
         # 2. Refuse a wrong number of cotangents.
-        result = self.wrap_single_cotangent(result, num_operands)
+        if may_be_single and num_operands == 1 and not isinstance(result, (tuple, list)):
+            result = (result,)
         if not isinstance(result, (tuple, list)) or len(result) != num_operands:
             self._raise_jax_error_for_cotangents(rule, result)
             is_sequence = isinstance(result, (tuple, list))
@@ -397,13 +384,6 @@ class RuleTransform(FunctionTransform):
         lost = ties_lost_between(cotangent, flat_dag_of(tuple(result), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
         return (single_group(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
-
-    def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
-        """Puts the result of a rule into a tuple, if JAX lets the rule return a single cotangent without one.
-
-        Here returns the result unchanged: most transforms want a tuple. `jax.custom_gradient` does not.
-        """
-        return result
 
     def fit(self, policy: Policy, *, whole_sums: Any = None, are_cotangents: bool = False) -> Fit:
         """Returns the rules by which the tangents or cotangents that a derivative rule returned are fitted to leaves.
@@ -437,16 +417,13 @@ class RuleTransform(FunctionTransform):
             return
         # JAX would trace the user's function again, or even call it (`jax_custom_vjp3`). So a dummy with its name and
         # signature takes its place. Another one takes the place of the rule and returns the same result.
-        vanilla = VANILLA_CUSTOM_VJP(dummy_returning(self._inner_function.function, 0.0))
-        vanilla.defvjp(lambda *args: (0.0, None), dummy_returning(rule, result))
+        terms = self._inner_function.terms
+        vanilla = VANILLA_CUSTOM_VJP(dummy_returning(self._inner_function.function, 0.0, terms))
+        vanilla.defvjp(lambda *args: (0.0, None), dummy_returning(rule, result, terms))
         arguments = unpack(self._operands.structure, list(self._operands.leaves.values()))
         # The arguments as the caller's side packed them. A static argument has None as its name there, and is left out.
         operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
         jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
-
-    def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises the error. The base would call the vanilla transform first, but an object made so has no rules."""
-        raise error
 
 
 # The transforms: arguments and results of the rules of each ----------------------------------------------------------
@@ -472,7 +449,7 @@ class CustomVjpTransform(RuleTransform):
         self._vanilla.defvjp(fwd, bwd, *positional, **options)
         self.rules_given = fwd, bwd, positional, options
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_vjp` for one call, with both of its rules on leaf groups."""
         fwd, bwd, positional, options = self.rules_given
         transform_options = (
@@ -480,23 +457,24 @@ class CustomVjpTransform(RuleTransform):
             if self._nondiff_positions
             else self.options
         )
-        self._inner_function = self.make_inner(policy, self.call_primal, function)
+        self._inner_function = Inner(function, terms, self.call_inside)
         vanilla = self.transform(self._inner_function, **transform_options)
-        rules = self.make_inner(policy, self._call_fwd, fwd), self.make_inner(policy, self._call_bwd, bwd)
-        vanilla.defvjp(*rules, *positional, **options)
+        inner_fwd = Inner(fwd, terms, self._call_fwd)
+        inner_bwd = Inner(bwd, terms, self._call_bwd)
+        vanilla.defvjp(inner_fwd, inner_bwd, *positional, **options)
         return vanilla
 
-    def _call_fwd(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
+    def _call_fwd(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls `fwd` for JAX. Returns the leaf groups of the result and of the residuals."""
-        return self.call_and_pack(policy, fwd, args, lambda trace, residuals: trace.pack(residuals))
+        return self.call_and_pack_pair(trace, args, trace.pack)
 
-    def _call_bwd(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
+    def _call_bwd(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls `bwd` for JAX, which passes static arguments and the leaf groups of the residuals and of the cotangent.
 
         Returns a tuple of one leaf group: the cotangents of the operands.
         """
         *static, residuals, cotangent = args
-        return self.call_cotangent_rule(policy, bwd, *static, build_tree(residuals), tangents_of(cotangent))
+        return self.call_cotangent_rule(trace, *static, build_tree(residuals), tangents_of(cotangent))
 
 
 class CustomGradientTransform(RuleTransform):
@@ -507,40 +485,23 @@ class CustomGradientTransform(RuleTransform):
 
     # Not None, which would say that the rules have not been set yet.
     rules_given = ()
+    unsupported_options = ("with_logs", "remat", "with_accums")
 
-    def check_options(self) -> None:
-        """Refuses the options of newer JAX under which a rule has other arguments or another result.
-
-        Raises:
-            TypeError: if such an option is set.
-        """
-        # This comes first, so that JAX itself refuses options that it does not know.
-        super().check_options()
-        for name in ("with_logs", "remat", "with_accums"):
-            option = self.options.get(name)
-            if option:
-                raise self.unsupported_rules_error(f"the rules that it takes with `{name}`", f", {name}={option!r}")
-
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes a function under `jax.custom_gradient`. It returns its rule with each result."""
-        return self.transform(self.make_inner(policy, self._call_function_with_rule, function), **self.options)
+        return self.transform(Inner(function, terms, self._call_function_with_rule), **self.options)
 
-    def _call_function_with_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+    def _call_function_with_rule(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's function for JAX. Returns the leaf group of its result, and a rule on leaf groups."""
-        return self.call_and_pack(
-            policy, function, args, lambda _, rule: self.make_inner(policy, self._call_gradient_rule, rule)
-        )
+        return self.call_and_pack_pair(trace, args, lambda rule: Inner(rule, trace.terms, self._call_gradient_rule))
 
-    def _call_gradient_rule(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+    def _call_gradient_rule(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's rule for JAX, with a tree in the place of the leaf group of the cotangent.
 
         Returns a tuple of one leaf group: the cotangents of the operands.
         """
-        return self.call_cotangent_rule(policy, rule, *map(tangents_of, args))
-
-    def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
-        """Wraps the cotangent of a single operand in a tuple. JAX lets rules of this transform return it by itself."""
-        return (result,) if num_operands == 1 and not isinstance(result, (tuple, list)) else result
+        # JAX lets rules of this transform return the cotangent of a single operand without a tuple.
+        return self.call_cotangent_rule(trace, *map(tangents_of, args), may_be_single=True)
 
 
 class Summands(list[Any]):
@@ -549,6 +510,10 @@ class Summands(list[Any]):
 
 class CustomJvpTransform(RuleTransform):
     """A function under `jax.custom_jvp`, with identities preserved."""
+
+    # To stop the gradient, `jax.custom_jvp` flattens the arguments in `nondiff_argnums` and builds them again. Without
+    # leaf groups, they would lose their ties.
+    packs_statics = True
 
     @lists_options_of(VANILLA_CUSTOM_JVP.defjvp)
     def defjvp(self, jvp: Callable[..., Any], *positional: Any, **options: Any) -> Callable[..., Any]:
@@ -585,21 +550,7 @@ class CustomJvpTransform(RuleTransform):
 
         self.rules_given = jvp, (), {}
 
-    def statics_for_jax(self, call: Call) -> Sequence[Any]:
-        """Packs each argument in `nondiff_argnums` into a leaf group of its own.
-
-        To stop the gradient, `jax.custom_jvp` flattens these arguments and builds them again. Without the groups, they
-        would lose their ties.
-        """
-        rules = self.rules(Policy())
-        return [single_group(*pack(value, Tags(), rules)) for value in call.statics]
-
-    def receive_arguments(self, args: Sequence[Any]) -> Any:
-        """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_for_jax` has packed."""
-        group, *static = args
-        return super().receive_arguments([group, *map(build_tree, static)])
-
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_jvp` for one call, with its rule on leaf groups."""
         jvp, positional, options = self.rules_given
         transform_options = (
@@ -607,12 +558,12 @@ class CustomJvpTransform(RuleTransform):
             if self._nondiff_positions
             else self.options
         )
-        self._inner_function = self.make_inner(policy, self.call_primal, function)
+        self._inner_function = Inner(function, terms, self.call_inside)
         vanilla = self.transform(self._inner_function, **transform_options)
-        vanilla.defjvp(self.make_inner(policy, self._call_jvp_rule, jvp), *positional, **options)
+        vanilla.defjvp(Inner(jvp, terms, self._call_jvp_rule), *positional, **options)
         return vanilla
 
-    def _call_jvp_rule(self, policy: Policy, jvp: Callable[..., Any], *args: Any) -> Any:
+    def _call_jvp_rule(self, trace: FunctionTrace, *args: Any) -> Any:
         """Calls the user's rule for JAX.
 
         JAX passes the static arguments, a tuple with the leaf group of all primals, and a tuple with the leaf group of
@@ -624,12 +575,13 @@ class CustomJvpTransform(RuleTransform):
         Raises:
             SharingMismatchError: if the result differs from that of the function, or the tangent from the result.
         """
+        jvp = trace.function
         *static, (primal_group,), (tangent_group,) = args
         # One entry for each argument of the function. The entries of static arguments are skipped below.
         all_tangents = tangents_of(tangent_group, is_gradient=False).args
 
-        # `call_and_pack` calls this with the arguments of the function, in their order. The user's rule gets the static
-        # ones first, and then one tuple of all others.
+        # `call_and_pack_pair` calls this with the arguments of the function, in their order. The user's rule gets the
+        # static ones first, and then one tuple of all others.
         def rule(*args: Any) -> Any:
             """Calls the user's rule with static arguments first, as JAX does."""
             statics = [args[i] for i in self._nondiff_positions]
@@ -637,15 +589,15 @@ class CustomJvpTransform(RuleTransform):
             tangents = tuple([arg for i, arg in enumerate(all_tangents) if i not in self._nondiff_positions])
             return jvp(*statics, primals, tangents)
 
-        # The lambda returns the tangent as it is. It is packed below, when the structure of the result is known.
-        packed = self.call_and_pack(policy, rule, (primal_group, *static), lambda _, tangent_out: tangent_out)
+        # The tangent is packed below, when the structure of the result is known.
+        packed = self.call_and_pack_pair(FunctionTrace(trace.terms, rule), (primal_group, *static))
         if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
             # The rule returned no pair. JAX refuses its result, with its own error.
             return packed
         result, tangent_out = packed
         if type(tangent_out) is not Summands:
             self._raise_jax_error_for_tangent(jvp, result, tangent_out)
-        return result, self._pack_tangent(policy, result, tangent_out)
+        return result, self._pack_tangent(trace.terms.policy, result, tangent_out)
 
     def _raise_jax_error_for_tangent(self, jvp: Callable[..., Any], result: LeafGroup, tangent: Any) -> None:
         """Lets JAX raise its own error if the tangent has another structure than the result. Returns if JAX has none.
@@ -668,8 +620,9 @@ class CustomJvpTransform(RuleTransform):
         value = build_tree(result)
         if jtu.tree_structure(tangent) != jtu.tree_structure(value):
             # Dummies with the names and signatures of the user's function and rule.
-            vanilla = VANILLA_CUSTOM_JVP(dummy_returning(self._inner_function.function, value))
-            vanilla.defjvp(dummy_returning(jvp, (value, tangent)))
+            terms = self._inner_function.terms
+            vanilla = VANILLA_CUSTOM_JVP(dummy_returning(self._inner_function.function, value, terms))
+            vanilla.defjvp(dummy_returning(jvp, (value, tangent), terms))
             jax.eval_shape(lambda: jax.jvp(vanilla, (0.0,), (0.0,)))
 
     def _pack_tangent(self, policy: Policy, result: LeafGroup, tangent: Any) -> LeafGroup:
@@ -685,11 +638,8 @@ class CustomJvpTransform(RuleTransform):
         total: list[Any] = []
         # If all rules of `defjvps` are None, there is no summand, and the tangent is zero: None stands for it.
         for summand in (tangent or [None]) if type(tangent) is Summands else [tangent]:
-            tangents = fit_to_leaves(tree, summand, "tangent", fit).values()
-            leaves = [
-                _fill_in_zeros(result_leaf, tangent_leaf)
-                for result_leaf, tangent_leaf in zip(result.leaves, tangents, strict=True)
-            ]
+            pairs = zip(result.leaves, fit_to_leaves(tree, summand, "tangent", fit).values(), strict=True)
+            leaves = [_fill_in_zeros(leaf, tangent_of_leaf) for leaf, tangent_of_leaf in pairs]
             if total:
                 total = [_add_tangents(*triple) for triple in zip(result.leaves, total, leaves, strict=True)]
             else:
@@ -714,20 +664,18 @@ class CustomVmapTransform(RuleTransform):
         self.rules_given = vmap_rule
         return vmap_rule
 
-    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, terms: Terms, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `custom_vmap` for one call, with its rule on leaf groups."""
-        vanilla = self.transform(self.make_inner(policy, self.call_primal, function), **self.options)
-        vanilla.def_vmap(self.make_inner(policy, self._call_vmap_rule, self.rules_given))
+        vmap_rule = self.rules_given
+        vanilla = self.transform(Inner(function, terms, self.call_inside), **self.options)
+        vanilla.def_vmap(Inner(vmap_rule, terms, self._call_vmap_rule))
         return vanilla
 
-    def _call_vmap_rule(
-        self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, group: LeafGroup
-    ) -> Any:
+    def _call_vmap_rule(self, trace: FunctionTrace, size: int, in_batched: Any, group: LeafGroup) -> Any:
         """Calls the user's rule for JAX.
 
         Args:
-            policy: what carries identity.
-            rule: the user's rule.
+            trace: the trace of the rule.
             size: the size of the axis.
             in_batched: a list with a single entry: a leaf group with a boolean for each leaf of `group`.
             group: the leaf group of the operands.
@@ -743,13 +691,13 @@ class CustomVmapTransform(RuleTransform):
         in_batched_trees = list(build_tree(in_batched[0]).args)
 
         def rule_of_arguments(*args: Any) -> Any:
-            """Takes the arguments of the function, as `call_and_pack` passes them, and calls the user's rule."""
-            return rule(size, in_batched_trees, *args)
+            """Takes the arguments of the function, as `call_and_pack_pair` passes them, and calls the user's rule."""
+            return trace.function(size, in_batched_trees, *args)
 
         # Only the name is copied, for errors. The signature differs.
-        functools.update_wrapper(rule_of_arguments, rule, ("__name__", "__qualname__"), ())
-        # The lambda returns the booleans as they are. They are packed below, when the structure of the result is known.
-        packed = self.call_and_pack(policy, rule_of_arguments, (group,), lambda _, out_batched: out_batched)
+        functools.update_wrapper(rule_of_arguments, trace.function, ("__name__", "__qualname__"), ())
+        # The booleans are packed below, when the structure of the result is known.
+        packed = self.call_and_pack_pair(FunctionTrace(trace.terms, rule_of_arguments), (group,))
         if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
             # The rule returned no pair. JAX refuses its result, with its own error.
             return packed
@@ -803,16 +751,9 @@ def _add_tangents(leaf: Any, a: Any, b: Any) -> Any:
     return a + b if is_inexact(leaf) else a
 
 
-def dummy_returning(function: Callable[..., Any], value: Any) -> Inner:
-    """Makes a function with the name and signature of `function` that returns `value` for all arguments."""
-    return Inner(function, lambda: function, lambda *_: value)
-
-
-class _Result:
-    """The first key of paths in errors about a result: they begin with "result"."""
-
-    def __str__(self) -> str:
-        return "result"
+def dummy_returning(function: Callable[..., Any], value: Any, terms: Terms) -> Inner:
+    """Makes a function that looks like `function`, and returns `value` for all arguments. It does not read `terms`."""
+    return Inner(function, terms, lambda *_: value)
 
 
 def _abstract_leaf(leaf: Any) -> Any:

@@ -34,8 +34,9 @@ from ..libraries._equinox import name_of, update_wrapper
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._function_and_options import How
+from ._function_side import FunctionTrace, Terms, TraceHistory
 from ._leaf_groups import LeafGroup, LeafGroups
-from .checks._lost_changes import Unsaid
+from .checks._lost_changes import DeferredLosses
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
 
@@ -51,15 +52,16 @@ class NewProgramError(Exception):
 
 
 class Inner:
-    """Calls the user's function inside a transform. Looks like this function: same name, documentation and source.
+    """Traces the user's function inside a transform. Looks like this function: same name, documentation and source.
 
     Args:
-        function: the user's function. Its name and documentation are copied, and no reference to it is kept.
-        get_function: returns the function, or None if it has been freed. A weak reference if the inner function is
-            shared.
-        call: (function, args, kwargs) → result for the transform. It does the work: it builds the arguments from leaf
-            groups, calls the function, and packs its result.
-        terms: facts shared by all traces of the function. Kept here for the adapters of some transforms.
+        function: the user's function. Its name and documentation are copied.
+        terms: facts that all traces of the function have in common.
+        body: (a new `FunctionTrace`, *arguments from the transform) → result for the transform. It does the work: it
+            builds the arguments of the function from leaf groups, calls the function, and packs its result.
+        get_function: returns the function, or None if it has been freed. An inner function that is shared refers to the
+            function by this alone, and weakly: then `terms` and `body` must not refer to it, either. None to keep the
+            function alive.
         names: names of the arguments in JAX's messages. None to name them by the paths in their leaf groups.
         num_before: number of arguments in front of the leaf groups.
     """
@@ -67,9 +69,9 @@ class Inner:
     def __init__(
         self,
         function: Callable[..., Any],
-        get_function: Callable[[], Any],
-        call: Callable[[Any, Sequence[Any], dict[str, Any]], Any],
-        terms: Any = None,
+        terms: Terms,
+        body: Callable[..., Any],
+        get_function: Callable[[], Any] | None = None,
         names: Sequence[str] | None = None,
         num_before: int = 0,
     ) -> None:
@@ -78,8 +80,8 @@ class Inner:
         # `__wrapped__` would keep the function alive, and Equinox would look for arrays in it.
         del self.__dict__["__wrapped__"]
         self.__name__ = name_of(function, type(function).__name__)
-        self._get_function = get_function
-        self._call = call
+        self._get_function = get_function or (lambda: function)
+        self._body = body
         # For a transform to keep what it made of this function, so that all its wrappers share it.
         self.transformed: dict[Any, Any] = {}
         self.terms = terms
@@ -114,14 +116,14 @@ class Inner:
 
     def guarded(self, require: Callable[[], None]) -> "Inner":
         """Returns an inner function like this one, that calls `require` first, which may raise to end the trace."""
-        call_function = self._call
+        run_body = self._body
 
-        def call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        def body(trace: FunctionTrace, *args: Any, **kwargs: Any) -> Any:
             require()
-            return call_function(function, args, kwargs)
+            return run_body(trace, *args, **kwargs)
 
         guarded = copy.copy(self)
-        guarded._call = call
+        guarded._body = body
         guarded.transformed = {}
         return guarded
 
@@ -129,60 +131,67 @@ class Inner:
         return f"<function {self.__name__}>"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self.function, args, kwargs)
+        return self._body(FunctionTrace(self.terms, self.function), *args, **kwargs)
 
 
 # ---- Finding the inner function again ----
 
 
 class Shared:
-    """State shared by all wrappers of one function with the same transform and options.
+    """Data shared by all wrappers of one function with the same transform and options.
 
     Args:
         function: the user's function.
         get_function: returns the function, or None if it has been freed. It refers to the function weakly. None for
-            state outside the table: it may then keep the function alive.
+            an object outside the table: it may then keep the function alive.
 
     Attributes:
         get_function: returns the function, or None if it has been freed.
         names: names of the parameters.
-        traces: traces of the function, to warn if static values make it retrace on every call.
-        seen: the arguments of earlier traces, to find ties lost between two calls.
-        unsaid: changes of arguments lost in traces that did not run (`jit(f).lower(m)`). If a later call runs such a
-            trace, it warns of them.
-        inner: policy → inner function.
+        history: findings from the traces of the function.
     """
 
     def __init__(self, function: Callable[..., Any], get_function: Callable[[], Any] | None = None) -> None:
         # The lambda keeps the function alive as long as this object lives.
         self.get_function = get_function or (lambda: function)
         self.names = Names(function)
-        self.traces = Traces()
-        self.seen = SeenArguments()
-        self.unsaid = Unsaid()
-        self.inner: dict[Policy, Inner] = {}
+        self.history = TraceHistory(Traces(), SeenArguments(), DeferredLosses())
+        self._inner: dict[Policy, Inner] = {}
+
+    def inner_for(self, policy: Policy, make: Callable[[], Inner]) -> Inner:
+        """Returns the inner function under a policy. It is made on first use, so that JAX finds its traces again.
+
+        Args:
+            policy: the policy.
+            make: makes the inner function. It must hold `get_function`, `history` and nothing else of this object.
+        """
+        inner = self._inner.get(policy)
+        if inner is None:
+            # If another thread was faster, both threads take its inner function, so that JAX traces once.
+            inner = self._inner.setdefault(policy, make())
+        return inner
 
 
-# Owner → (transform, steps, options) → the state. The owner is the user's function, and is held weakly. If the function
-# is made anew on each access, as a method is, the owner is the object that makes it. See `_Origin`.
+# Owner → (transform, steps, options) → the shared data. The owner is the user's function, and is held weakly. If the
+# function is made anew on each access, as a method is, the owner is the object that makes it. See `_Origin`.
 _table: WeakIdentityDict[dict[Any, Shared]] = WeakIdentityDict()
 _lock = Lock()
 
 
 def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
-    """Returns the state shared by all wrappers of one function. Makes new state if there is none yet.
+    """Returns the data shared by all wrappers of one function. Makes new data if there are none yet.
 
-    The new state is kept for later calls with the same arguments. It is not kept if the function has no weak references
+    New data are kept for later calls with the same arguments. They are not kept if the function has no weak references
     or if the options cannot be compared.
 
     Args:
         function: the user's function.
         transform: key for the transform. It must be hashable.
         options: the options with an influence on the inner function.
-        alike: True to return one state for equal methods, and for equal wrappers of Equinox's transforms, although they
-            are made anew on each access. Equinox's transforms compare functions by `==`, JAX's by identity.
+        alike: True to return one object for equal methods, and for equal wrappers of Equinox's transforms, although
+            they are made anew on each access. Equinox's transforms compare functions by `==`, JAX's by identity.
     """
-    # Find the states of all wrappers of this function, or begin with none.
+    # Find the shared data of all wrappers of this function, or begin with none.
     try:
         owner, steps, get_function = _origin_of(function) if alike else (function, None, weakref.ref(function))
         key = transform, steps, Static(options)
@@ -198,9 +207,9 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
     shared = shared_of_key.get(key)
     if shared is not None:
         return shared
-    # If another thread was faster, both get its state.
+    # If another thread was faster, both get its object.
     shared = shared_of_key.setdefault(key, Shared(function, get_function))
-    # Drop the oldest state if there are too many.
+    # Drop the oldest object if there are too many.
     if len(shared_of_key) > _MAX_SETS_OF_OPTIONS:
         shared_of_key.pop(next(iter(shared_of_key)), None)
     return shared

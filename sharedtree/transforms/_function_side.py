@@ -11,8 +11,8 @@ Words:
 
 - *leaf group*: some traced leaves of a tree, as one pytree node. It also holds the structure of the whole tree.
 - *record*: the number of one object in a flat DAG.
-- *in place*: what the function changes in its arguments is written back into the caller's objects.
-- *state*: the changed arguments. In place, they go out beside the result.
+- *in place*: what the function changes in its arguments is written back into the caller's objects. The arguments go out
+  beside the result.
 - *note*: a fact about the history of a leaf, such as that its tie was undone on purpose (`ties/_leaf_notes`).
 - *label*: what the transform does with a leaf, such as the axis along which it is mapped.
 - *outcome*: what the labels come to for one object. A *piece* is an object with one of its outcomes (`_leaf_labels`).
@@ -44,13 +44,28 @@ from ._joining_trees import Sides, fit_leaves
 from ._leaf_groups import LeafGroup, gather_leaves, single_group
 from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
-from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
+from .checks._lost_changes import DeferredLosses, FunctionBeingTraced, Loss, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
 from .checks._tied_values import report_tied_values
 from .checks._ties_cut_by_labels import report_cut_ties
 from .checks._ties_lost_in_calls import LostTie, SeenArguments, report_lost_ties, ties_lost_between
 from .checks._tracer_leaks import forbid_tracers
+
+
+class TraceHistory(NamedTuple):
+    """Findings from the traces of one function, for later traces. They refer neither to the function nor to arrays.
+
+    Attributes:
+        traces: counts the traces, to warn if static values make JAX trace again on every call.
+        seen_arguments: the arguments of earlier traces, to find ties that the caller lost between two calls.
+        deferred_losses: changes of arguments lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A
+            later call that runs such a trace warns of them.
+    """
+
+    traces: Traces
+    seen_arguments: SeenArguments
+    deferred_losses: DeferredLosses
 
 
 class Terms(NamedTuple):
@@ -61,10 +76,7 @@ class Terms(NamedTuple):
         names: names of the arguments, and where the function is defined.
         policy: what carries identity, and what a lost tie does.
         rules: how results are packed.
-        traces: counts the traces of the function, to warn of needless ones.
-        seen: the arguments of earlier traces, to find ties that the caller lost between two calls.
-        unsaid: changes that were lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A later call that
-            runs such a trace warns of them.
+        history: findings from earlier traces of the function.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
         writes: True if the transform can write back what the function changed.
         options: options of the transform, for messages.
@@ -81,9 +93,7 @@ class Terms(NamedTuple):
     names: Names
     policy: Policy
     rules: Rules
-    traces: Traces
-    seen: SeenArguments
-    unsaid: Unsaid
+    history: TraceHistory
     caches_traces: bool
     writes: bool = True
     options: Mapping[str, Any] = MappingProxyType({})
@@ -209,7 +219,7 @@ class FunctionTrace:
     ) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and returns its result.
 
-        `pack_with_state` can pack the changes of the arguments afterwards. If the function loses ties, there is a
+        `pack_with_changes` can pack the changes of the arguments afterwards. If the function loses ties, there is a
         warning with the line of the function's definition.
 
         Args:
@@ -296,7 +306,7 @@ class FunctionTrace:
         terms, tree, call = self.terms, received.tree, received.call
         # Warns if a static value makes JAX trace again and again.
         if terms.caches_traces:
-            terms.traces.add(tree, received.arguments, terms.names)
+            terms.history.traces.add(tree, received.arguments, terms.names)
         # Everything below reads the caller's objects, which are gone if the call has ended.
         if call is None:
             return
@@ -337,9 +347,9 @@ class FunctionTrace:
         # condition the option counts as not set, and a warning names the lost changes.
         is_option_ignored = bool(terms.policy.in_place) and not terms.keeps
         policy = with_in_place(terms.policy, None) if is_option_ignored else terms.policy
-        # `unsaid` stores warnings that are not given yet, because the trace may run in a later call. A trace that
-        # serves one call runs at once, so its warnings need not wait.
-        unsaid = terms.unsaid if terms.caches_traces else None
+        # If the trace does not run now, its losses are deferred, because a later call may run it. A trace that serves
+        # one call runs at once.
+        deferred_losses = terms.history.deferred_losses if terms.caches_traces else None
 
         def unwritable(record: int | None, value: Any) -> str:
             """Returns `Terms.unwritable` for this call."""
@@ -349,7 +359,7 @@ class FunctionTrace:
             """Returns the function as code, if its name is not enough: a partial, or a method of a class."""
             return applied_to(self.function, args)
 
-        return FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code)
+        return FunctionBeingTraced(policy, loss, unwritable, deferred_losses, as_code)
 
     def flatten(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
         """Flattens a result. Returns its flat DAG: the records and the objects.
@@ -385,9 +395,10 @@ class FunctionTrace:
             StaticTracerError: if a static leaf of the result holds a tracer of this trace.
             UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
         """
-        self.check_flattened(self.flatten(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
+        tree = self.flatten(self.with_arguments(result))
+        self.check_flattened(tree, is_with_arguments=bool(self.terms.policy.in_place))
 
-    def with_state(self, result: Any) -> Any:
+    def with_arguments(self, result: Any) -> Any:
         """Returns what goes out of the trace: in place, the pair (arguments, result), and otherwise the result.
 
         The arguments are the objects that the function received, with its changes.
@@ -395,12 +406,12 @@ class FunctionTrace:
         arguments = self.received.arguments
         return (arguments, result) if self.terms.policy.in_place else result
 
-    def check_flattened(self, result: FlatDag, *, is_with_state: bool = False) -> None:
+    def check_flattened(self, result: FlatDag, *, is_with_arguments: bool = False) -> None:
         """Warns of lost ties, as `check` does, for a result that is flattened already. Gives the deferred warnings.
 
         Args:
-            result: the flattened result, or the flattened pair (arguments, result) of `with_state`.
-            is_with_state: True if `result` is the pair.
+            result: the flattened result, or the flattened pair (arguments, result) of `with_arguments`.
+            is_with_arguments: True if `result` is the pair.
 
         Raises:
             UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
@@ -409,8 +420,8 @@ class FunctionTrace:
         # Ties lost by the caller between two calls: the arguments of an earlier trace had them, and these lack them.
         lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
-            lost_between_calls = terms.seen.compare(received, call.objects, terms.policy)
-        lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
+            lost_between_calls = terms.history.seen_arguments.compare(received, call.objects, terms.policy)
+        lost = ties_lost_between(received, result, terms.policy, is_with_arguments=is_with_arguments)
         if lost or lost_between_calls:
             # The deferred warnings of inner functions are about the same ties. One cause gets one warning.
             self._deferred_warnings.clear()
@@ -451,7 +462,7 @@ class FunctionTrace:
         # `fit_leaves` raises for differences, and returns the leaves of the tree in the order of the operand's.
         return LeafGroup(fit_leaves(operand, self.flatten(tree), sides, prefix), group.selection)
 
-    def pack_with_state(self, result: Any, position: int) -> LeafGroup:
+    def pack_with_changes(self, result: Any, position: int) -> LeafGroup:
         """Packs a result into one leaf group. In place, what the function changed in one operand is packed, too.
 
         Args:
@@ -500,10 +511,10 @@ def enclosing_traces() -> Sequence[Any]:
 # ---- In place, under a transform with an option for results (`out_axes`) ----
 
 
-def group_result_with_state(
-    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, state_rules: Rules
+def group_result_with_changes(
+    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, change_rules: Rules
 ) -> GroupedResult:
-    """Groups the leaves of the state and of the result by their labels.
+    """Groups the leaves of the changed objects and of the result by their labels.
 
     One tuple is flattened: first the arguments, then *detached* objects, which the function took out of the arguments,
     and last the result. In it, a `Given` stands for each object of the caller's that did not change, and an `Update`
@@ -516,11 +527,11 @@ def group_result_with_state(
     Args:
         result: what the function returned.
         trace: the trace of the function.
-        treatment: what the transform will do with the state and the result. Its prefix is a `Branch` of two parts, one
-            for the arguments and one for the result.
+        treatment: what the transform will do with the tuple. Its prefix is a `Branch` of two parts, one for the
+            arguments and one for the result.
         labels: labels of the groups, in order. None to make a group for each label that occurs.
-        state_rules: rules made by `rules_for_state`. Their field `given` has the unchanged objects, and `updated` those
-            that may have changed.
+        change_rules: rules made by `rules_for_changes`. Their field `given` has the unchanged objects, and `updated`
+            those that may have changed.
 
     Raises:
         InconsistentSharingError: if an object would have to be written back under two labels.
@@ -537,13 +548,13 @@ def group_result_with_state(
         visit_received.setdefault(visit.record, visit)
     # 2. Warn of lost ties.
     tree = trace.flatten((arguments, result))
-    trace.check_flattened(tree, is_with_state=True)
+    trace.check_flattened(tree, is_with_arguments=True)
     # 3. Find the objects that may have changed and that neither the arguments nor the result hold any more.
     reachable = IdentitySet(tree.objects)
-    convention_of = conventions(received, state_rules)
+    convention_of = conventions(received, change_rules)
     # Received object → its record, for the objects that did not change and for those that may have changed.
-    unchanged = state_rules.given or IdentityDict[int]()
-    updated = state_rules.updated or IdentityDict[int]()
+    unchanged = change_rules.given or IdentityDict[int]()
+    updated = change_rules.updated or IdentityDict[int]()
     # In descending order, so that a holder comes before the objects in it: it has a higher record.
     changeable = sorted(set(updated.values()), reverse=True)
     detached = [record for record in changeable if received.objects[record] not in reachable]
@@ -551,11 +562,11 @@ def group_result_with_state(
     # later for which objects a `Given` or an `Update` stands.
     tree = flatten_together(
         [
-            (arguments, state_rules.convention),
+            (arguments, change_rules.convention),
             *[(received.objects[record], convention_of[record]) for record in detached],
-            (result, state_rules.convention),
+            (result, change_rules.convention),
         ],
-        trace.rules_against_leaks(state_rules._replace(given=None, updated=None)),
+        trace.rules_against_leaks(change_rules._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     # A detached object has the labels with which it came in.
@@ -564,8 +575,8 @@ def group_result_with_state(
         *[outcomes_received.prefix_at(visit_received[record]) for record in detached],
         prefix_of_result,
     ]
-    # The first entries of the tuple are the state: the arguments and the detached objects.
-    num_state = 1 + len(detached)
+    # The first entries of the tuple are written back: the arguments and the detached objects.
+    num_written = 1 + len(detached)
 
     def new_op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
         """Returns the function `replacement`, for outcomes of the flattened tuple.
@@ -573,11 +584,11 @@ def group_result_with_state(
         Raises:
             InconsistentSharingError: if an object would have to be written back under two labels.
         """
-        # The pieces in the state. An object that is in the result alone is packed as a new object.
-        state: set[Piece] = set()
-        for root in outcomes.children(outcomes.root)[:num_state]:
-            state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
-        _require_one_piece(outcomes, state, IdentitySet([*unchanged, *updated]), trace.terms.title)
+        # The pieces that are written back. An object that is in the result alone is packed as a new object.
+        written_pieces: set[Piece] = set()
+        for root in outcomes.children(outcomes.root)[:num_written]:
+            written_pieces.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
+        _require_one_piece(outcomes, written_pieces, IdentitySet([*unchanged, *updated]), trace.terms.title)
         first_visits = outcomes.first_visits()
 
         def replacement(piece: Piece) -> Op | None:
@@ -588,7 +599,7 @@ def group_result_with_state(
             """
             obj = tree.objects[piece.record]
             record = updated.get(obj, unchanged.get(obj))
-            if piece not in state or record is None:
+            if piece not in written_pieces or record is None:
                 return None
             # An object that goes out under another label than it came in has to be packed, changed or not. An example
             # is a weight that came in unmapped, and goes out along axis 0.
@@ -605,12 +616,14 @@ def group_result_with_state(
     return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, new_op_of)
 
 
-def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], received_objects: IdentitySet, title: str) -> None:
+def _require_one_piece(
+    outcomes: Outcomes, written_pieces: Collection[Piece], received_objects: IdentitySet, title: str
+) -> None:
     """Raises an error if one of the caller's nodes would have to be written back in two ways.
 
     Args:
         outcomes: outcomes of every record.
-        state: the pieces that are written back.
+        written_pieces: the pieces that are written back.
         received_objects: the objects that the function received. Each stands for one of the caller's.
         title: name of the transform, for errors.
 
@@ -619,7 +632,7 @@ def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], received_ob
     """
     # Records with a piece so far.
     seen: set[int] = set()
-    for record, _ in sorted(state):
+    for record, _ in sorted(written_pieces):
         is_node = outcomes.tree.node(record) is not None
         if is_node and outcomes.tree.objects[record] in received_objects and record in seen:
             raise_inconsistent(

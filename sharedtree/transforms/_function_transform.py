@@ -32,25 +32,38 @@ from typing import Any, NoReturn, Self
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
 from ..core._jax_internals import hide_frames
-from ..core._node_types import is_module
 from ..core._pack_and_unpack import Rules
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, Grouping, call_of, enter, leave
+from ._caller_side import Call, CallPattern, CallSettings, Grouping, build_from_groups, call_of, new_latest, pack_call
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner, NewProgramError
-from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, receive, single_group_of_tree
+from ._function_side import (
+    FunctionTrace,
+    Received,
+    Terms,
+    TraceHistory,
+    group_result_with_changes,
+    receive,
+    single_group_of_tree,
+)
 from ._grouping_leaves import group_result
-from ._in_place import commit_changes, flatten_with_changes, rules_for_state
-from ._leaf_groups import LeafGroup, LeafGroups
+from ._in_place import commit_changes, flatten_with_changes, rules_for_changes, write
+from ._leaf_groups import LeafGroup, LeafGroups, groups_of
 from ._leaf_labels import Treatment, is_donated, labels_in
-from ._pass_through import find_unchanged, objects_for_caller
-from ._repeated_calls import CallPattern, CallSettings, new_latest
+from ._pass_through import find_unchanged
 from ._wrapped_function import Wrapper
-from .checks._lost_changes import Unsaid
-from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
+from .checks._refused_arguments import (
+    forbid_bound_module,
+    forbid_in_place,
+    is_refusal,
+    name_counterpart,
+    require_separate,
+)
 from .checks._retracing import Traces
-from .checks._ties_lost_in_calls import SeenArguments
+
+_REFERRING_TO_FUNCTION = ("function", "traced_function", "__wrapped__", "_shared", "_made")
+"""Attributes of a wrapper that refer to the user's function, or to an inner function, which finds it."""
 
 
 class FunctionTransform(Wrapper):
@@ -64,10 +77,11 @@ class FunctionTransform(Wrapper):
     function with equal options have the same inner function (see `_function_given_to_jax`).
 
     Attributes:
-        passes_through: True if the caller gets its own object for each unchanged module in the result.
+        passes_through: True if the inner function names unchanged modules in the result, for the caller to get its own
+            objects in their places. A class that sets this overrides `leave`, as `JittedTransform` does.
         default_out: label of the result if the option for results is not set or contains no label.
         differentiates: True if the transform differentiates the leaves with the label True.
-        writes: True if the transform can write back changes of its arguments.
+        writes: True if the transform can write back changes of its arguments. Otherwise `in_place=True` is an error.
         bound_to: name of the called module in the code of warnings. Empty unless the user's function is a module whose
             leaves are arguments of the transform, too.
         calls_natively: True if C may do later calls like the first one, without `call_in_python`. False in a class that
@@ -143,7 +157,7 @@ class FunctionTransform(Wrapper):
         """Makes the settings for calls under a policy, without patterns. `CallSettings.learn` adds a pattern for C."""
         # None: C leaves all calls to Python.
         rules = self.rules(policy) if self.calls_natively else None
-        return CallSettings.before_first_call(policy, rules, finishes=self.finishes_natively)
+        return CallSettings.before_first_call(policy, rules, write, finishes=self.finishes_natively)
 
     def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches the C extension to do calls like it. Returns the result.
@@ -157,6 +171,8 @@ class FunctionTransform(Wrapper):
             Exception: any error of the user's function, of JAX, or of the package. `explain` may have added the cause
                 to its text.
         """
+        if not self.writes:
+            forbid_in_place(policy, self.transform_name)
         # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises, so `call` is set
         # below.
         try:
@@ -175,11 +191,12 @@ class FunctionTransform(Wrapper):
                 self.explain(error, lambda: call)
                 raise
             # JAX can trace without running the program (`jit(f).lower(m)`). If the function then loses changes of its
-            # arguments, the warning waits in `unsaid`. `say` gives it if this call has run that trace: the warnings are
-            # stored by the structure of the arguments.
-            self._shared.unsaid.say(call.tree.structure)
+            # arguments, the warning is deferred. It is given now if this call has run that trace: the losses are stored
+            # by the structure of the arguments.
+            deferred_losses = self._shared.history.deferred_losses
+            deferred_losses.report(call.tree.structure)
             settings = self.settings
-            if self._shared.unsaid:
+            if deferred_losses:
                 # A warning still waits for another call. The C extension cannot give it, so the next call is left to
                 # Python.
                 self.settings = None
@@ -286,7 +303,7 @@ class FunctionTransform(Wrapper):
     @property
     def traces(self) -> Traces:
         """The traces of the function so far. They warn if static values make JAX trace again on every call."""
-        return self._shared.traces
+        return self._shared.history.traces
 
     # ---- For families to override ----
 
@@ -390,8 +407,7 @@ class FunctionTransform(Wrapper):
             CycleError: if an object contains itself.
         """
         arguments = self.arguments(args, kwargs)
-        # This `enter` is not the method, but the function of `_caller_side`.
-        call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
+        call = pack_call(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.copy_arrays_donated_twice(call)
 
     def copy_arrays_donated_twice(self, call: Call) -> Call:
@@ -409,35 +425,23 @@ class FunctionTransform(Wrapper):
         """Makes the treatment of donation: each leaf is labelled as donated or kept. None if no argument is donated."""
         return donation_treatment(arguments, self.donated_positions(len(arguments.args), arguments.kwargs))
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Builds the result of a call. In place, writes the function's changes into the caller's objects.
 
         Args:
             result: result of the transformed function: a leaf group, or `LeafGroups`.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments that the computation reads. None for `leaves_used`.
 
         Raises:
             InconsistentSharingError: in place, if a changed object cannot be written back.
         """
-        groups = result.parts if type(result) is LeafGroups else (result,)
+        groups = groups_of(result)
         if policy.in_place:
             # Writes the changes, and returns a list with one tuple: first the changed objects, last the result.
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
-        # `given` has the records of the caller's objects that pass through.
-        structure = groups[0].selection.structure
-        if not structure.given:
-            return leave(groups)
-        return leave(groups, objects_for_caller(call, structure, used or (lambda: self.leaves_used(call))))
-
-    def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments that the computation reads. By default, all leaves.
-
-        If one of them is committed to a device, vanilla `jax.jit` commits its results.
-        """
-        return call.leaves
+        return build_from_groups(groups)
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Returns the transformed function for a call: one for each policy, number of static arguments, and labels.
@@ -475,47 +479,44 @@ class FunctionTransform(Wrapper):
                 itself would not be written back.
         """
         shared = self._shared
+        # In each call of this method: functions that are modules may have one inner function.
         forbid_bound_module(self.function, policy, self.transform_name)
-        inner = shared.inner.get(policy)
-        if inner is None:
-            call = functools.partial(self._without_function().call_inside, policy)
-            # The inner function takes its name from this function. A module is an argument of the transform. It is then
-            # called by a function that all modules share, which gives the name.
-            function = shared.get_function() if is_module(self.function) else self.function
-            inner = shared.inner.setdefault(policy, Inner(function, shared.get_function, call))
-        return inner
+
+        def make() -> Inner:
+            options = self._without_function()
+            terms = options.terms(policy, shared.history)
+            return Inner(self.traced_function, terms, options.call_inside, shared.get_function)
+
+        return shared.inner_for(policy, make)
 
     def _without_function(self) -> Self:
-        """Returns a copy of the wrapper without the user's function and the inner function.
+        """Returns a copy of the wrapper with its options, and without the user's function.
 
         The inner function refers to the copy, and not to the wrapper. So JAX's caches do not keep the user's function
         alive. The user's function and the inner function are freed with the wrapper.
         """
         cls = type(self)
         # Not `__init__`, which would apply the transform once more.
-        wrapper_copy = cls.__new__(cls)
-        vars(wrapper_copy).update(vars(self))
-        for name in ("function", "__wrapped__", "_shared", "_made"):
-            vars(wrapper_copy).pop(name, None)
-        # With the C extension, these two are attributes of the native base class, so `vars` does not have them.
-        wrapper_copy.policy, wrapper_copy.settings = self.policy, None
-        # What the earlier traces left in `_shared`: the parts that refer neither to the user's function nor to the
-        # inner one. They are no records in the sense of a flat DAG.
-        wrapper_copy._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
-        return wrapper_copy
+        options = cls.__new__(cls)
+        attributes = {name: value for name, value in vars(self).items() if name not in _REFERRING_TO_FUNCTION}
+        vars(options).update(attributes)
+        return options
 
-    # An attribute of the copy only: the fields `traces`, `seen` and `unsaid` of `Shared`.
-    _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
+    def terms(self, policy: Policy, history: TraceHistory) -> Terms:
+        """Makes the facts that all traces of the function have in common.
 
-    def terms(self, policy: Policy) -> Terms:
-        """Makes the facts that all traces of the function have in common. For the copy of `_without_function` only."""
+        Called on the copy of `_without_function`, since the terms refer to the object by which they are made.
+
+        Args:
+            policy: the policy.
+            history: findings from earlier traces.
+        """
         return Terms(
             self.transform_name,
             self.names,
             policy,
             self.rules(policy),
-            # The three arguments `traces`, `seen` and `unsaid`.
-            *self._records_of_traces,
+            history,
             caches_traces=self.caches_traces,
             writes=self.writes,
             options=self.all_options,
@@ -524,19 +525,17 @@ class FunctionTransform(Wrapper):
             bound_to=self.bound_to,
         )
 
-    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def call_inside(self, trace: FunctionTrace, *args: Any) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and returns its result in leaf groups.
 
         This is the body of the inner function.
 
         Args:
-            policy: the policy.
-            function: the user's function.
+            trace: the trace of the user's function.
             args: leaf groups, then static arguments.
-            kwargs: empty.
         """
-        received = self.receive_arguments(args)
-        trace = FunctionTrace(self.terms(policy), function)
+        groups = [arg for arg in args if type(arg) is LeafGroup]
+        received = receive(groups, args[len(groups) :])
         arguments = received.arguments
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 
@@ -547,16 +546,6 @@ class FunctionTransform(Wrapper):
         """
         donation = self.donation_treatment(received.arguments)
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
-
-    def receive_arguments(self, args: Sequence[Any]) -> Received:
-        """Builds the arguments for the user's function.
-
-        Args:
-            args: leaf groups, then static arguments.
-        """
-        return receive(
-            [arg for arg in args if type(arg) is LeafGroup], [arg for arg in args if type(arg) is not LeafGroup]
-        )
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Packs the result of the function and, in place, the changed arguments, for the transform.
@@ -579,9 +568,9 @@ class FunctionTransform(Wrapper):
         treatment = self.treatment_of_results(policy, received.arguments)
         if treatment is not None:
             return self._pack_by_label(result, trace, treatment)
-        # Warn of lost ties. The check needs the result and, in place, all arguments (`with_state`).
-        tree = trace.flatten(trace.with_state(result))
-        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
+        # Warn of lost ties. The check needs the result and, in place, all arguments (`with_arguments`).
+        tree = trace.flatten(trace.with_arguments(result))
+        trace.check_flattened(tree, is_with_arguments=bool(policy.in_place))
         is_taken, rules = self.make_is_taken(received), trace.terms.rules
         if policy.in_place:
             # Pack the result and the objects that changed. Under `rules_against_leaks`, packing raises if a static leaf
@@ -615,10 +604,10 @@ class FunctionTransform(Wrapper):
             if policy.in_place:
                 # Rules that say which objects changed. With `deeply`, an object that holds a changed one counts as
                 # changed, too. It is then packed, and can go out under another label.
-                state_rules = rules_for_state(
+                change_rules = rules_for_changes(
                     trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True
                 )
-                grouped = group_result_with_state(result, trace, treatment, labels, state_rules)
+                grouped = group_result_with_changes(result, trace, treatment, labels, change_rules)
             else:
                 tree = trace.flatten(result)
                 trace.check_flattened(tree)

@@ -45,7 +45,7 @@ from ..tree._asking_filters import selection
 from ..tree._filters import Filter, LeafPlace, filter_of
 from ._adapter_names import COUNTERPART_OF_FILTER
 from ._argument_names import as_sequence
-from ._caller_side import Call, Grouping, leave
+from ._caller_side import Call, Grouping, build_from_groups
 from ._function_side import FunctionTrace, single_group_of_tree
 from ._function_transform import FunctionTransform
 from ._grouping_leaves import outermost_modules
@@ -252,7 +252,7 @@ class GradTransform(FunctionTransform):
             transformed = self._made.setdefault(policy, transform(self.inner(policy), **options))
         return transformed
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Builds the result for the user: the gradient in modules, and the value and the auxiliary data if asked for.
 
         In place, also writes the function's changes into the caller's objects.
@@ -261,7 +261,6 @@ class GradTransform(FunctionTransform):
             result: the result of the transform, with leaf groups.
             call: the call.
             policy: the policy of the call.
-            used: not read. Nothing passes through a gradient.
 
         Returns:
             The shape of the vanilla transform's result: `gradient`, `(gradient, aux)`, `(value, gradient)` or
@@ -292,7 +291,7 @@ class GradTransform(FunctionTransform):
         if aux is None:
             return None
         if not policy.in_place:
-            return leave((aux,))
+            return build_from_groups((aux,))
         # `commit_changes` writes the changes, and returns one tuple for each tree that it got. Here there is one tree.
         # In its tuple the changes come first, and the auxiliary data last (None if the user asked for none).
         (entries,) = commit_changes(call, self.transform_name, (aux,))
@@ -316,7 +315,7 @@ class GradTransform(FunctionTransform):
 
         # A Jacobian has the shape of the function's result.
         if gradient.selection.structure is not call.tree.structure:
-            return leave((LeafGroup([build_nested(leaf) for leaf in gradient.leaves], gradient.selection),))
+            return build_from_groups((LeafGroup([build_nested(leaf) for leaf in gradient.leaves], gradient.selection),))
         # The arguments again, with gradients for leaves and None for whatever has no gradient.
         arguments = tree_like_arguments((gradient,), list(call.tree.leaves.values()), build_nested)
         num_args = len(arguments.args)
@@ -353,9 +352,9 @@ class GradTransform(FunctionTransform):
                     f"{type(result)} with value {shown(result)}"
                 )
             return result
-        # Warn of lost ties. In place, `with_state` adds the arguments to the result. Nothing else uses this tree.
-        tree = trace.flatten(trace.with_state(result))
-        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
+        # Warn of lost ties. In place, `with_arguments` adds the arguments to the result. Nothing else uses this tree.
+        tree = trace.flatten(trace.with_arguments(result))
+        trace.check_flattened(tree, is_with_arguments=bool(policy.in_place))
         # Make the group of auxiliary data and changes.
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:

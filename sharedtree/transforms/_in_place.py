@@ -32,7 +32,7 @@ from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
 from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
-from ._caller_side import Call, leave
+from ._caller_side import Call, build_from_groups
 from ._leaf_groups import LeafGroup
 from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
@@ -50,7 +50,7 @@ IN_PLACE = " in place of "
 # ---- On the function's side: what was changed ----
 
 
-def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
+def rules_for_changes(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
     """Compares the received objects with their records. Returns rules that pack the result of the comparison.
 
     The field `given` of the rules has the unchanged objects, which are packed as a `Given`. The field `updated` has the
@@ -92,7 +92,7 @@ def flatten_with_changes(
     Returns:
         The flat DAG (records and objects) of the tuple.
     """
-    rules = rules_for_state(rules, received, is_taken)
+    rules = rules_for_changes(rules, received, is_taken)
     updated = rules.updated or IdentityDict[int]()
     if writable is not None:
         updated = IdentityDict((obj, record) for obj, record in updated.items() if record in writable)
@@ -180,9 +180,9 @@ def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> l
         Exception: raised by a class whose objects cannot be written to.
     """
     changes = Changes(call, transform)
-    # `leave` builds a tree. For a `Given` it takes the caller's object with this record. For an `Update` it calls
-    # `changes.update`, which returns the caller's object.
-    built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
+    # For a `Given`, the caller's object with this record is put into the tree. For an `Update`, `changes.update` is
+    # called, which returns the caller's object.
+    built = [build_from_groups(groups, call.objects.__getitem__, changes.update) for groups in trees]
     changes.commit()
     return built
 

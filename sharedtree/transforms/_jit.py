@@ -1,4 +1,4 @@
-"""Functions under `jax.jit`, `equinox.filter_jit` and `jax.checkpoint`.
+"""Functions under `jax.jit`, `equinox.filter_jit` and `jax.checkpoint`, and ahead-of-time compilation.
 
 The options of these transforms are about the user's arguments: their positions, names and subtrees. But JAX gets *leaf
 groups* in place of the arguments, so the options are translated to positions of groups.
@@ -16,6 +16,16 @@ out beside the result, and their new content is written into the caller's object
 are *lost*, and the package warns of them. A *policy* says which objects carry identity, and whether a call is in place.
 
 `FunctionTransform` does the steps of a call. The classes here override its methods.
+
+Ahead of time, JAX's stages are about the inner function, too. A `Stage` has the attributes of JAX's own stage in the
+user's shapes. A `Program` has everything else that a call of the compiled function needs:
+
+    compiled = jit(f).lower(net, x).compile()     Stage(Compiled, Program(…, structure of (net, x)))
+    compiled(net, x)                              packed again: the structure must be the same
+
+The *structure* describes everything in the arguments but their traced leaves: classes, static values and ties. A
+compiled program cannot be traced again. So a call with other ties, classes or static values is an error that names the
+difference.
 """
 
 import contextlib
@@ -29,22 +39,26 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
+from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
 from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
+from ..core._structure import LEAF, FlatDag, Node, Structure
 from ..ties._policy_and_context import Policy, current_policy
-from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
 from ._argument_names import ChosenArguments, Names, as_sequence
-from ._caller_side import Call, Grouping, enter, leave
-from ._function_given_to_jax import Inner, NewProgramError, Shared, shared_by
+from ._caller_side import Call, Grouping, build_from_groups, pack_call
+from ._function_given_to_jax import Inner, NewProgramError
 from ._function_transform import FunctionTransform
-from ._leaf_groups import LeafGroups
+from ._joining_trees import Sides, holds_modules, join
+from ._leaf_groups import LeafGroup, LeafGroups, LeafSelection, gather_leaves, groups_of
 from ._leaf_labels import Treatment, is_donated
+from ._pass_through import objects_for_caller
 from ._placements import is_sharding, placement_treatment
 from .checks._lost_changes import only_traced
 from .checks._refused_arguments import forbid_bound_module
@@ -71,13 +85,33 @@ class JittedTransform(FunctionTransform):
 
     # One trace serves many calls, so a retrace is worth a warning.
     caches_traces = True
+    # C knows what passes through.
+    finishes_natively = True
 
-    def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments used by the computation.
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
+        """Builds the result of a call. A module that the function returned unchanged is the caller's own object."""
+        return self.build_result(
+            result, call, policy, lambda: used_leaves(call, self._used_flags(call, current_policy(self.policy)))
+        )
 
-        JAX drops all other leaves from the program, so their placement has no effect on the results.
+    def build_result(self, result: Any, call: Call, policy: Policy, leaves_used: Callable[[], Sequence[Any]]) -> Any:
+        """Does what `leave` does, for a program of which others know the leaves that it uses.
+
+        Args:
+            result: result of the transformed function: a leaf group, or `LeafGroups`.
+            call: the call.
+            policy: the policy of the call.
+            leaves_used: returns the leaves of the arguments that the program uses. JAX drops all others, so only the
+                placement of these has an effect on the results. It is called if something passes through.
         """
-        return used_leaves(call, self._used_flags(call, current_policy(self.policy)))
+        # In place, all of the caller's objects come back.
+        if policy.in_place:
+            return super().leave(result, call, policy)
+        groups = groups_of(result)
+        structure = groups[0].selection.structure
+        # `given` has the records of the caller's objects that pass through.
+        callers_object = objects_for_caller(call, structure, leaves_used) if structure.given else None
+        return build_from_groups(groups, callers_object)
 
     def _used_flags(self, call: Call, policy: Policy) -> Sequence[bool]:
         """Returns one flag for each leaf of the groups, in order: True if the computation uses the leaf."""
@@ -133,7 +167,7 @@ class JittedTransform(FunctionTransform):
 
         A later call may have to warn of them, and C cannot warn.
         """
-        if self._shared.unsaid:
+        if self._shared.history.deferred_losses:
             # C knows how to do calls from the settings alone. Without them it leaves the call to Python.
             self.settings = None
 
@@ -143,7 +177,7 @@ class JittedTransform(FunctionTransform):
         The method `enter` checks the donated arrays, too. A trace takes over no buffer, so they need no check here.
         """
         arguments = self.arguments(args, kwargs)
-        return enter(arguments, self.rules(policy), self.grouping(policy, arguments))
+        return pack_call(arguments, self.rules(policy), self.grouping(policy, arguments))
 
     @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,10 +196,8 @@ class JittedTransform(FunctionTransform):
                 # `explain` adds the cause to an error of JAX, or raises an error of its own.
                 self.explain(error, lambda: call)
                 raise
-            # The result is one group or, if its leaves have several labels, a `LeafGroups` of all groups.
-            groups = result.parts if type(result) is LeafGroups else (result,)
             # Modules that pass through are rebuilt with structs in place of their arrays.
-            return leave(groups, abstract_objects_of(call.tree))
+            return build_from_groups(groups_of(result), abstract_objects_of(call.tree))
 
     def clear_cache(self) -> None:
         """Forgets every trace of this function, as `jax.jit(f).clear_cache` does.
@@ -316,6 +348,11 @@ def _key_of_prefix(treatment: Treatment) -> Any:
     return parts if treatment.name == "donate_argnums" else len(parts)
 
 
+def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function. JAX sees this name in the place of a called module's."""
+    return function(*args, **kwargs)
+
+
 class FilterJitTransform(JittedTransform):
     """A function under `equinox.filter_jit`, with identities preserved.
 
@@ -325,6 +362,7 @@ class FilterJitTransform(JittedTransform):
 
     # Equinox compares functions by `==`, so equal methods and equal wrappers count as one function.
     shares_alike = True
+    function_for_modules = staticmethod(_called)
 
     def check_options(self) -> None:
         """Lets `equinox.filter_jit` refuse wrong options, and reads them."""
@@ -426,20 +464,6 @@ class FilterJitTransform(JittedTransform):
             transformed: the `FilterJitted` of the call.
         """
         return transformed.for_later_calls
-
-    def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        """Returns the state shared by all wrappers of one function: its inner functions and its traces.
-
-        Called modules are arguments of one function, `_called`. So all of them share its traces.
-        """
-        if not is_module(function):
-            return super()._shared_by(function)
-        return shared_by(_called, (type(self), self.transform), self.options)
-
-
-def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function. JAX sees this name in the place of a called module's."""
-    return function(*args, **kwargs)
 
 
 _NAME_OF_CALLED_MODULE = "self"
@@ -659,3 +683,244 @@ def _in_shape_of(tree: Any, prefix: Any) -> Any:
     # The keys in the order in which JAX flattens the dict.
     _, keys = jtu.default_registry.flatten_one_level(tree) or ((), ())
     return {key: _in_shape_of(tree[key], part) for key, part in zip(keys, prefix, strict=True)}
+
+
+# ---- Ahead of time ----
+
+_ABOUT_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_layouts", "input_shardings")
+"""Attributes of JAX's stages with one value for each argument."""
+
+_ABOUT_RESULTS = ("out_avals", "out_info", "output_formats", "output_layouts", "output_shardings")
+"""Attributes of JAX's stages with one value for each result."""
+
+
+class Stage:
+    """A stage of ahead-of-time compilation (`Traced`, `Lowered`, `Compiled`) of a function with identities preserved.
+
+    It has every attribute of JAX's own stage. Attributes about arguments and results have the user's shapes, without
+    leaf groups. `.lower()` and `.compile()` lead to the next stage. The last one is called with the arguments of the
+    function except the static ones, as JAX's is.
+
+    Args:
+        stage: JAX's stage of the inner function.
+        program: everything needed to call the compiled function.
+    """
+
+    def __init__(self, stage: Any, program: "Program") -> None:
+        self._stage = stage
+        self._program = program
+
+    @api_boundary
+    def lower(self, *args: Any, **kwargs: Any) -> "Stage":
+        """Returns the next stage, lowered."""
+        return Stage(self._stage.lower(*args, **kwargs), self._program)
+
+    @api_boundary
+    def compile(self, *args: Any, **kwargs: Any) -> "Stage":
+        """Returns the next stage, compiled."""
+        return Stage(self._stage.compile(*args, **kwargs), self._program)
+
+    @api_boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program(self._stage, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of JAX's stage. If it is about arguments or results, it gets the user's shapes."""
+        # The trees of JAX's stage are those of the leaf groups. So they are read off an attribute in the user's shapes.
+        if name in ("in_tree", "out_tree"):
+            return jtu.tree_structure(self.args_info if name == "in_tree" else self.out_info)
+        value = getattr(self._stage, name)
+        if name in _ABOUT_ARGUMENTS:
+            return self._program.in_shape_of_arguments(value)
+        # The value for results is a leaf group with an entry in the place of each leaf. A group that lacks some leaves,
+        # or refers to objects of the caller's, cannot be built as a tree, and stays a group.
+        if name in _ABOUT_RESULTS and type(value) is LeafGroup and value.is_tree:
+            return value.tree()
+        return value
+
+    def __repr__(self) -> str:
+        return f"Stage({self._stage!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Everything needed to call a compiled function. No argument of the first call is kept.
+
+    Attributes:
+        jitted: the wrapper of the function.
+        policy: the policy at compilation: which objects carry identity, and whether changes are written back.
+        is_used: for each leaf of the groups, True if the program uses it. Empty if no object of the caller's can be in
+            the result.
+        names: names of the positional arguments. None for static ones, left out in calls.
+        static: names of the static keyword arguments.
+        structure: structure of the arguments.
+        selections: the selections of the arguments' leaf groups, one for each.
+    """
+
+    jitted: JittedTransform
+    policy: Policy
+    is_used: Sequence[bool]
+    names: tuple[str | None, ...]
+    static: tuple[str, ...]
+    structure: Structure
+    selections: Sequence[LeafSelection]
+
+    def in_shape_of_arguments(self, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Builds the arguments, a tuple and a dict, with entries such as shapes in the places of leaves.
+
+        Args:
+            value: a tree with one entry for each leaf of the groups, in their order. An entry may be None.
+        """
+        # Without `is_leaf`, JAX would drop entries that are None.
+        entries = iter(jtu.tree_leaves(value, is_leaf=lambda entry: entry is None))
+
+        def group_with_entries(selection: LeafSelection) -> LeafGroup:
+            return LeafGroup([next(entries) for _ in range(selection.num_leaves)], selection)
+
+        groups = [group_with_entries(selection) for selection in self.selections]
+        # `gather_leaves` merges the groups into one list in flatten order.
+        return _traced_arguments(unpack(self.structure, gather_leaves(groups)))
+
+    def __call__(self, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the compiled function, and returns its result with objects shared as in the function's own result.
+
+        Args:
+            compiled: JAX's last stage.
+            args: the positional arguments, without static ones.
+            kwargs: the keyword arguments, without static ones.
+
+        Raises:
+            SharingMismatchError: if the arguments differ in ties, classes or static values from the first ones.
+        """
+        jitted = self.jitted
+        arguments = self._name_arguments(args, kwargs)
+        with pack_call(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
+            # Refuses arrays that are donated and kept, and copies those that are donated twice.
+            jitted.copy_arrays_donated_twice(call)
+            description = f"`{jitted.names.definition.name}` was compiled"
+            require_made_for(self.structure, call, description, "f.lower(*args).compile()")
+            result = compiled(*call.groups)
+            # An object of the caller's that the function returned unchanged may be in the result, but only if JAX would
+            # leave its arrays where they are. That depends on the leaves that the program uses.
+            return jitted.build_result(result, call, self.policy, lambda: used_leaves(call, self.is_used))
+
+    def _name_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Makes one node of the arguments of a call, with the names that they had at compilation.
+
+        Accepts too few and too many arguments. `require_made_for` raises the error for them.
+        """
+        names: list[str | None] = []
+        values: list[Any] = []
+        remaining = iter(args)
+        for name in self.names:
+            # Static arguments are left out in a call. None stands in their places.
+            value = None if name is None else next(remaining, _MISSING)
+            if value is not _MISSING:
+                names.append(name)
+                values.append(value)
+        # Arguments beyond the ones compiled for.
+        for i, arg in enumerate(remaining, len(self.names)):
+            names.append(f"args[{i}]")
+            values.append(arg)
+        return Arguments(tuple(names), values, {**kwargs, **dict.fromkeys(self.static)}, self.static)
+
+
+_MISSING = object()
+"""Marks an argument that a call does not have."""
+
+
+def used_leaves(call: Call, is_used: Sequence[bool]) -> list[Any]:
+    """Returns the leaves of a call that its computation uses.
+
+    Args:
+        call: the call.
+        is_used: for each leaf of its groups, True if it is used.
+    """
+    leaves = [leaf for group in call.groups for leaf in group.leaves]
+    return [leaf for leaf, is_leaf_used in zip(leaves, is_used, strict=True) if is_leaf_used]
+
+
+def abstract_objects_of(tree: FlatDag) -> Callable[[int], Any]:
+    """Returns a function: record of an object → the object, with `jax.ShapeDtypeStruct`s in place of arrays.
+
+    One record always gives the same object. `eval_shape` puts these objects into its result, where the function returns
+    objects of the caller's unchanged.
+
+    Args:
+        tree: the arguments of a call, with their objects. Its records are numbered, children before their parents.
+    """
+    # Record → its abstract object. It always has all records below some number.
+    abstract_objects: dict[int, Any] = {}
+
+    def abstract_object(record: int) -> Any:
+        """Builds the objects up to this record, as far as they are missing, and returns the last of them."""
+        # All children of a record come before it, so they are in the table when their parent is built.
+        for i in range(len(abstract_objects), record + 1):
+            op, children = tree.records[i]
+            if op is LEAF:
+                # A reference is a place in memory, and `jax.eval_shape` returns no place. So it stands for itself.
+                leaf = tree.objects[i]
+                abstract_objects[i] = leaf if isinstance(leaf, jax.Ref) else jax.eval_shape(lambda x: x, leaf)
+            elif type(op) is Node:
+                # A node is built anew from its auxiliary data and its children.
+                abstract_children = [abstract_objects[child] for child in children]
+                abstract_objects[i] = op.type.put_together(op.aux.thaw(), abstract_children)
+            else:
+                # A static leaf has no abstract form.
+                abstract_objects[i] = tree.objects[i]
+        return abstract_objects[record]
+
+    return abstract_object
+
+
+def require_made_for(structure: Any, call: Call, program: str, code: str) -> None:
+    """Raises an error unless a program was made for arguments like those of a call.
+
+    Args:
+        structure: structure of the arguments for which the program was made.
+        call: the call, with its arguments.
+        program: first words of the error, such as "`f` was compiled".
+        code: last words of the error: code to make another program, for `args`.
+
+    Raises:
+        SharingMismatchError: if the ties, classes or static values differ.
+    """
+    # Equal structures are one object, so `is` compares them.
+    if call.tree.structure is structure:
+        return
+    expected = FlatDag.without_objects(structure)
+    # Without modules, JAX has an error of its own for the difference, and it is better.
+    if not holds_modules(expected) and not holds_modules(call.tree):
+        _raise_vanilla_error_of_program(structure, call)
+    # The names of the two trees in errors. The first field is a transform, and there is a program instead.
+    sides = Sides("", "in the original ones", "in the new ones", program=program, code=code)
+    # `join` is called for its errors alone. An exact join raises for ties that only its first tree has, so the second
+    # call, with the trees exchanged, raises for those that only the arguments of the call have.
+    join(expected, call.tree, sides, exact=True)
+    join(
+        call.tree, expected, sides._replace(first_place=sides.second_place, second_place=sides.first_place), exact=True
+    )
+
+
+def _raise_vanilla_error_of_program(structure: Structure, call: Call) -> None:
+    """Raises JAX's own error for mismatched arguments, by calling a dummy program compiled for the right ones.
+
+    Returns if JAX accepts them.
+
+    Args:
+        structure: structure of the right arguments.
+        call: the call, with its mismatched arguments.
+    """
+    # The dummy gets scalars for all leaves. JAX compares the trees of the arguments before their shapes.
+    scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves
+    expected_args, expected_kwargs = _traced_arguments(unpack(structure, scalars))
+    compiled = jax.jit(lambda *args, **kwargs: None).lower(*expected_args, **expected_kwargs).compile()
+    args, kwargs = _traced_arguments(call.arguments)
+    compiled(*args, **kwargs)
+
+
+def _traced_arguments(arguments: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the traced arguments: the positional ones as a tuple, and the keyword arguments as a dict."""
+    # A static positional argument has None as its name.
+    args = tuple([arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None])
+    return args, {name: value for name, value in arguments.kwargs.items() if name not in arguments.static}

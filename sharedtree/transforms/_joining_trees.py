@@ -299,7 +299,7 @@ def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structur
     (first_branch, common), *further_results = results.items()
     for branch, result in further_results:
         sides = Sides(transform, f"in the result of `{first_branch}`", f"in the result of `{branch}`", are_peers=True)
-        joined = join(common, result, sides, (_RESULT,))
+        joined = join(common, result, sides, (RESULT_KEY,))
         if not joined.fits:
             common = FlatDag.without_objects(repacking_for(common, common, result, joined).structure(common))
     # Collect the records of the join whose leaves have a note in a branch, for each of the two kinds of notes.
@@ -330,14 +330,15 @@ def holds_modules(tree: FlatDag) -> bool:
     return has_module or any(isinstance(tree.objects[record], jax.Ref) for record in tree.leaf_numbers)
 
 
-class _Result:
-    """The first key of each path in a result. It prints as "result"."""
+class _ResultKey:
+    """The class of `RESULT_KEY`."""
 
     def __str__(self) -> str:
         return "result"
 
 
-_RESULT = _Result()
+RESULT_KEY = _ResultKey()
+"""The first key of each path in a result, for errors. It prints as "result"."""
 
 
 def _must_keep_ties(tree: FlatDag, record: int) -> bool:

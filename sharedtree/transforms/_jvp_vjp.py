@@ -34,7 +34,7 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, depth_of
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
-from ._caller_side import Grouping, leave
+from ._caller_side import Grouping, build_from_groups
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
 from ._function_side import FunctionTrace, single_group_of_tree
@@ -333,11 +333,10 @@ class DifferentiatedCall:
         # Walk primals and tangents together, and collect the records of the primals for which the tangents hold
         # anything but None. `pairs` yields the records at each path of both trees, and goes on below two nodes of one
         # class. For any other pair it asks the lambda, which accepts it. Whether the tangents fit is checked later.
-        with_tangent = {
-            pair.left
-            for pair in pairs(as_tuple(tree), FlatDag(tangent_records, root), lambda i, j: True)
-            if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None
-        }
+        with_tangent: set[int] = set()
+        for pair in pairs(as_tuple(tree), FlatDag(tangent_records, root), lambda i, j: True):
+            if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None:
+                with_tangent.add(pair.left)
         statics = {record: op for record in with_tangent if type(op := tree.records[record][0]) is Static}
         # `peek` returns the static value itself and not a copy.
         promoted = frozenset([record for record, op in statics.items() if _is_float(op.peek())])
@@ -362,7 +361,7 @@ class DifferentiatedCall:
         """
         if type(differentiated_group) is not LeafGroup:
             return (differentiated_group, bypassing_group) if self.has_aux else (differentiated_group,)
-        result = leave((differentiated_group, bypassing_group))
+        result = build_from_groups((differentiated_group, bypassing_group))
         return tuple(result) if self.has_aux else (result,)
 
     def pack_tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -478,11 +477,8 @@ def _split_result(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
     group = single_group_of_tree(tree)
     # The records to which plain containers alone lead from the root of the value.
     outside = tree.below(value.root).outside
-    differentiated = {
-        number
-        for number in tree.leaf_numbers
-        if number in value.reached and (number in outside or is_inexact(tree.objects[number]))
-    }
+    leaves_of_value = [number for number in tree.leaf_numbers if number in value.reached]
+    differentiated = {number for number in leaves_of_value if number in outside or is_inexact(tree.objects[number])}
 
     def part(is_differentiated: bool) -> LeafGroup:
         """Makes the group of the differentiated leaves (`is_differentiated=True`), or of all others."""

@@ -196,6 +196,11 @@ jtu.register_pytree_with_keys(
 )
 
 
+def groups_of(result: Any) -> Sequence[LeafGroup]:
+    """Returns the leaf groups of a result as a transform returns it: one group, or `LeafGroups` of several."""
+    return result.parts if type(result) is LeafGroups else (result,)
+
+
 def single_group(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
     """Makes one group of all leaves of a tree.
 

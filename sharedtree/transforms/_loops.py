@@ -44,8 +44,8 @@ from ._pass_through import ReceivedObjects
 # The adapters. Each packs the operands, wraps the function, runs the loop and builds the result. ----------------------
 #
 # In all of them the carry is the operand at position 0. In place, `ys` and the results of `map` bring the changes of an
-# operand along: the functions below pack them with `pack_with_state(result, position of the operand)`. `with_state` of
-# `call.leave` has the positions of these results among its arguments.
+# operand along: the functions below pack them with `pack_with_changes(result, position of the operand)`. The option
+# `with_changes` of `call.leave` has the positions of these results among its arguments.
 
 
 def scan(call: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
@@ -59,7 +59,7 @@ def scan(call: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: A
         lambda init, xs: call.apply(iteration, init, xs, **options),
         lambda: call.transform(f, init, xs, **options),
     )
-    return call.leave(_refer_to_callers_objects(call, carry, objects, 0), ys, with_state=(1,))
+    return call.leave(_refer_to_callers_objects(call, carry, objects, 0), ys, with_changes=(1,))
 
 
 def while_loop(call: CallWithOperands, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
@@ -94,7 +94,7 @@ def fori_loop(call: CallWithOperands, lower: Any, upper: Any, body_fun: Any, ini
 def map_over(call: CallWithOperands, f: Any, xs: Any, **options: Any) -> Any:
     """Adapter of `jax.lax.map`, which has no carry. Returns the stacked results."""
     (group,) = call.enter(f, {"xs": xs})
-    return call.leave(call.apply(call.function(f, _run_on_slice), group, **options), with_state=(0,))
+    return call.leave(call.apply(call.function(f, _run_on_slice), group, **options), with_changes=(0,))
 
 
 def associative_scan(call: CallWithOperands, fn: Any, elems: Any, **options: Any) -> Any:
@@ -141,7 +141,7 @@ def _run_iteration(trace: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any
         return result
     next_carry, y = result
     # Changes of `xs`, the operand at position 1, come back beside `y`.
-    return _pack_like_carry(trace, next_carry, 0, carry), trace.pack_with_state(y, 1)
+    return _pack_like_carry(trace, next_carry, 0, carry), trace.pack_with_changes(y, 1)
 
 
 def _run_iteration_of_while(trace: FunctionTrace, carry: LeafGroup) -> Any:
@@ -178,7 +178,7 @@ def _run_condition(trace: FunctionTrace, carry: LeafGroup) -> Any:
 
 def _run_on_slice(trace: FunctionTrace, x: LeafGroup) -> Any:
     """Calls the function of `map` with one slice of `xs`. Returns the leaf group of the result."""
-    return trace.pack_with_state(trace.call(x), 0)
+    return trace.pack_with_changes(trace.call(x), 0)
 
 
 def _run_combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:

@@ -22,7 +22,7 @@ from ..core._structure import intern
 from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
 from ._adapter_names import VANILLA_JIT
-from ._caller_side import Call, leave
+from ._caller_side import Call, build_from_groups
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
@@ -127,16 +127,12 @@ class MakeJaxprTransform(CheckpointTransform):
         with only_traced():
             return super().call_in_python(args, kwargs, _not_in_place(policy))
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes.
-
-        Overrides the last step of a call. `used` is for transforms that compute, and is not read. The function `leave`,
-        called below, builds a tree from its leaf groups.
-        """
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
+        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes."""
         if not self.options.get("return_shape"):
             return result
         jaxpr, shapes = result
-        return jaxpr, leave((shapes,))
+        return jaxpr, build_from_groups((shapes,))
 
 
 class FilterMakeJaxprTransform(MakeJaxprTransform):
@@ -149,7 +145,7 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so Equinox need not filter."""
         return jax.make_jaxpr(self.inner(policy), return_shape=True)
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Returns a triple, as Equinox does: the jaxpr, the tree of shapes, and the static part of the result.
 
         The shapes have `None` for static leaves, the static part has `None` for shapes.
@@ -160,8 +156,8 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         structure_without_statics = intern(tuple(without_statics(structure.records)), structure.root)
         return (
             jaxpr,
-            leave((single_group(shapes.leaves, structure_without_statics),)),
-            leave((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
+            build_from_groups((single_group(shapes.leaves, structure_without_statics),)),
+            build_from_groups((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
         )
 
 

@@ -157,17 +157,18 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
     if fit.whole_sums is not None:
         # Positions in `matched` of the values of differentiated leaves that are not known to be whole sums. At several
         # paths, such an object may be the whole sum or the share of each path.
-        doubtful = [
-            i
-            for i, pair in enumerate(matched)
-            if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole_sums
-        ]
+        doubtful: list[int] = []
+        for i, pair in enumerate(matched):
+            is_differentiated = is_inexact(tree.leaves.get(pair.left, 0))
+            if is_differentiated and tags.objects[pair.right] not in fit.whole_sums:
+                doubtful.append(i)
         _refuse_doubtful_objects(doubtful, matched, tree, value_records, name, fit)
-    return {
-        number: _value_for_all_paths(values_of[number], tree.leaves[number], name, fit, number in outside)
-        for number in tree.leaf_numbers
-        if number in values_of
-    }
+    value_of: dict[int, Any] = {}
+    for number in tree.leaf_numbers:
+        if number in values_of:
+            is_outside = number in outside
+            value_of[number] = _value_for_all_paths(values_of[number], tree.leaves[number], name, fit, is_outside)
+    return value_of
 
 
 _OUTSIDE = object()
@@ -346,11 +347,8 @@ def _refuse_doubtful_objects(
     paths_of: dict[int, list[str]] = {}
     for number, path in edges(pair_records, [((), 0)]):
         paths_of.setdefault(number, []).append(name + jtu.keystr(path))
-    shared = next(
-        i
-        for i, paths in paths_of.items()
-        if len(paths) > 1 and leaf in {number for number, _ in edges(pair_records, [((), i)])}
-    )
+    candidates = [i for i, paths in paths_of.items() if len(paths) > 1]
+    shared = next(i for i in candidates if leaf in {number for number, _ in edges(pair_records, [((), i)])})
     op, children = pair_records[shared]
     kind = "an array" if shared == leaf else op_text(op, len(children))
     raise SharingMismatchError(
@@ -392,12 +390,10 @@ def _add_cotangents(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fi
         # Convert the summands to the dtype of the leaf. Inexact arrays stay as they are if no conversion is needed: if
         # all summands have one dtype, or if it is that of the leaf. `asarray` would change a weakly typed array, even
         # if the dtype is the same. Python numbers and integer arrays are always converted.
-        summands = [
-            summand
-            if (have_one_type or dtype == leaf_type) and hasattr(summand, "dtype") and is_inexact(summand)
-            else jnp.asarray(summand, leaf_type)
-            for summand, dtype in zip(summands, types, strict=True)
-        ]
+        for i, (summand, dtype) in enumerate(zip(summands, types, strict=True)):
+            has_right_type = have_one_type or dtype == leaf_type
+            if not (has_right_type and hasattr(summand, "dtype") and is_inexact(summand)):
+                summands[i] = jnp.asarray(summand, leaf_type)
     return functools.reduce(operator.add, summands)
 
 

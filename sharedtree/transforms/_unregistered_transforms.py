@@ -39,10 +39,10 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, Grouping, enter, keep, leave
+from ._caller_side import Call, Grouping, build_from_groups, keep, pack_call
 from ._function_side import FunctionTrace, Received, receive, single_group_of_tree
 from ._function_transform import FunctionTransform
-from ._in_place import Changes, conventions, flatten_together, rules_for_state
+from ._in_place import Changes, conventions, flatten_together, rules_for_changes
 from ._leaf_groups import LeafGroup, LeafSelection, single_group
 from ._leaf_labels import Treatment
 from ._pass_through import has_identity_outside
@@ -144,9 +144,9 @@ class OpaqueTransform(FunctionTransform):
         owners = self._owners(outermost, args, kwargs)
         key = type(self), *owners
         grouping = Grouping(self.transform_name, lambda _: self.treatments(owners), key, _no_plan_with_references)
-        call = enter(_named_by_path(owners, outermost, outermost.objects), self.rules(policy), grouping)
-        # `enter` got the modules alone, and grouped their leaves by label. Its labels were needed only to refuse or cut
-        # shared objects. The call gets the arguments as the user wrote them, and one group for each module.
+        call = pack_call(_named_by_path(owners, outermost, outermost.objects), self.rules(policy), grouping)
+        # `pack_call` got the modules alone, and grouped their leaves by label. Its labels were needed only to refuse or
+        # cut shared objects. The call gets the arguments as the user wrote them, and one group for each module.
         call.arguments = self._arguments_with_values(args, kwargs, values)
         call.groups = _split_by_child(
             LeafGroup(list(call.tree.leaves.values()), LeafSelection(call.tree.structure, None, call))
@@ -182,16 +182,16 @@ class OpaqueTransform(FunctionTransform):
 
     # The function's side ------------------------------------------------------------------------------------------
 
-    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def call_inside(self, trace: FunctionTrace, *args: Any, **kwargs: Any) -> Any:
         """Calls the user's function with modules in the place of groups, and returns groups in the place of modules.
 
         In place, returns a `_ResultWithChanges` around this result.
         """
-        trace = FunctionTrace(self.terms(policy), function)
+        policy = trace.terms.policy
         received = self._receive(args, kwargs, policy)
         result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
         # Warn of ties that the function lost. In place, the arguments are checked beside the result.
-        trace.check_flattened(trace.flatten(trace.with_state(result)), is_with_state=bool(policy.in_place))
+        trace.check_flattened(trace.flatten(trace.with_arguments(result)), is_with_arguments=bool(policy.in_place))
         # The modules of the result are the children of the second graph.
         outermost = _OutermostObjects.modules(result, policy)
         if not policy.in_place:
@@ -272,7 +272,7 @@ def _pack_with_changes(
     """
     # Find the changed objects: `rules.updated` maps each to its record. `rules_against_leaks` makes rules under which
     # a tracer in a static leaf is an error. `lambda _: False` says that no object was taken over (donated).
-    rules = rules_for_state(trace.rules_against_leaks(trace.terms.rules), received.tree, lambda _: False)
+    rules = rules_for_changes(trace.rules_against_leaks(trace.terms.rules), received.tree, lambda _: False)
     # A convention says which leaves of an object are traced. Each library has its own, such as Equinox or Flax. An
     # object has the convention of the nearest module that holds it.
     convention_of = conventions(received.tree, rules)
@@ -817,12 +817,13 @@ def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None)
     structure = group_set.selection.structure
     if group_set.missing_places:
         raise SharingMismatchError(_PART_OF_RESULTS)
+
     # In a Jacobian, a whole tree stands in the place of a leaf, with further groups in it. For JAX's arrays and other
     # leaves, `node_type_of` returns None.
-    leaves: Sequence[Any] = [
-        leaf if node_type_of(leaf) is None else _replace_groups_by_modules(leaf, call, changes)
-        for leaf in group_set.leaves
-    ]
+    def with_modules(leaf: Any) -> Any:
+        return leaf if node_type_of(leaf) is None else _replace_groups_by_modules(leaf, call, changes)
+
+    leaves: Sequence[Any] = list(map(with_modules, group_set.leaves))
     if structure is call.tree.structure:
         # A tree in the shape of the arguments, such as a gradient. If the transform returned one array for two leaves,
         # `with_repeats_copied` copies it. `hand_on` copies the notes on the caller's leaves (such as that a tie was
@@ -831,5 +832,5 @@ def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None)
         callers_leaves = list(call.tree.leaves.values())
         hand_on([callers_leaves[place] for place in group_set.places], leaves)
     graph = single_group(leaves, group_set.structure)
-    # In place, `leave` also needs functions that look up the caller's objects and take their new contents.
-    return leave([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))
+    # In place, `build_from_groups` also needs functions that look up the caller's objects and take their new contents.
+    return build_from_groups([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))

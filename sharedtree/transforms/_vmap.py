@@ -12,7 +12,7 @@ The axis of a leaf may be written in two ways: `-1` and `1` are one axis if the 
 write it in one of them, so that equal axes are equal labels.
 
 *In place* means that what the function changes in its arguments is written back into the caller's objects. The changed
-arguments are the *state*. It is returned beside the result, along the axes of the arguments.
+arguments are returned beside the result, along their own axes.
 """
 
 import functools
@@ -49,67 +49,25 @@ The group is the path of the object.
 """
 
 
-class VmapTransform(FunctionTransform):
-    """A function under `jax.vmap`, with identities preserved. Base of the transforms with similar options."""
+class MappingTransform(FunctionTransform):
+    """A function under a transform with a prefix tree of labels for its arguments, and one for its results.
 
-    calls_each_time = True
-    in_name = "in_axes"
-    """Name of the option with the axes of arguments."""
-    out_name = "out_axes"
-    """Name of the option with the axes of results."""
-    default_in: Any = 0
+    The labels are axes or partition specifications. The subclasses say how one of them is resolved.
+    """
+
+    in_name: str
+    """Name of the option with the labels of arguments."""
+    out_name: str
+    """Name of the option with the labels of results."""
+    default_in: Any
     """Value of the first option if it is left out."""
-    default_out: Any = 0
-    is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
+    default_out: Any
+    is_label: Callable[[Any], bool]
     """(object in a prefix) → True if it is a label, False if it is a container or module that holds labels."""
     groups_by_outcome = False
     """True to group leaves by their resolved labels, False to group them by the labels as written."""
-    none_is_result = False
-    """True if None in the prefix of results is the tree of a result `None`, so that it is no label there."""
-    has_functions_as_labels = False
-    """True if a label may be a function: leaf → axis."""
-    can_compare_elements = True
-    """True if a tracer of a new value tells whether the value differs between the mapped elements."""
-
-    def check_options(self) -> None:
-        """Copies a list of axes, and lets the transform raise its own errors for wrong options.
-
-        The options are read again on each call, so the wrapper sees later changes of other lists in them.
-        """
-        # `jax.vmap` turns a list into a tuple when it wraps a function, so later changes of the list do nothing.
-        if self.transform is jax.vmap and isinstance(self.options.get(self.in_name), list):
-            self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
-        super().check_options()
-
-    def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Rewrites the text of two errors of JAX.
-
-        One is about different sizes of the mapped axes: keyword arguments get the names of vanilla JAX. The
-        other is about an object without an axis that was changed in place: the new text says how to avoid the error.
-
-        Args:
-            error: the error. Its text may be changed.
-            call: returns the failed call.
-        """
-        super().explain(error, call)
-        if isinstance(error, ValueError) and "inconsistent sizes" in str(error):
-            # Vanilla JAX writes `kwargs['rate']` where this error has `argument rate`.
-            for name in call().arguments.kwargs:
-                error.args = (re.sub(rf"argument {name}\b", f"kwargs['{name}']", str(error)),)
-        match = _UNMAPPED_BUT_BATCHED.fullmatch(str(error))
-        if match is not None and isinstance(error, ValueError):
-            path = match[1]
-            options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
-            error.args = (
-                f"`{path}` has the {self.in_name} None, so all elements share it, but the function assigns a "
-                "different value for each. `in_place=True` cannot write several values into one object.\n"
-                'Assign a value that all elements have in common, such as `jax.lax.pmean(value, "batch")`, and name '
-                "the axis:\n"
-                f"    f = {in_code(self.transform_name, options, 'f')}\n"
-                "or return the values, or give each element an object of its own, stacked, with an axis in "
-                f"`{self.in_name}`:\n"
-                "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",
-            )
+    unmapped_result: Any = None
+    """The label of a changed argument in the option for results, if its label in the option for arguments is None."""
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Returns how leaves are grouped: by their axes and, if the transform donates, by whether they are donated.
@@ -136,7 +94,7 @@ class VmapTransform(FunctionTransform):
             name=self.in_name,
             prefix=prefix,
             is_label=self.is_label,
-            resolve=lambda label, leaf, _: self._label_of_argument(label, leaf),
+            resolve=lambda label, leaf, _: self.resolve_for_argument(label, leaf),
             # Words for errors, such as "in_axes 0".
             describe=functools.partial("{} {}".format, self.in_name),
             groups_by_outcome=self.groups_by_outcome,
@@ -181,10 +139,6 @@ class VmapTransform(FunctionTransform):
             return None
         return Branch(tuple([parts[i] if isinstance(i, int) else 0 for i in positions]))
 
-    def _is_label_of_results(self, obj: Any) -> bool:
-        """Returns True for an object in the option for results that is a label, and not a part of the tree."""
-        return self.is_label(obj) and not (obj is None and self.none_is_result)
-
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Returns how results are grouped: by the labels of the user's prefix.
 
@@ -192,19 +146,105 @@ class VmapTransform(FunctionTransform):
         """
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
-            prefix_of_arguments = self.prefix_of_arguments(arguments)
-            prefix_of_state = Branch(tuple(map(self.prefix_of_state, prefix_of_arguments.parts)))
-            prefix = Branch((prefix_of_state, prefix))
+            parts = self.prefix_of_arguments(arguments).parts
+            prefix_of_changes = Branch(tuple([self.unmapped_result if part is None else part for part in parts]))
+            prefix = Branch((prefix_of_changes, prefix))
         return Treatment(
             name=self.out_name,
             prefix=prefix,
-            is_label=self._is_label_of_results,
-            resolve=lambda label, leaf, _: self._label_of_result(label, leaf),
+            # If None has no meaning for a result, then a None in the option is the tree of a result `None`.
+            is_label=lambda part: self.is_label(part) and not (part is None and self.unmapped_result is not None),
+            resolve=lambda label, leaf, _: self.resolve_for_result(label, leaf),
             describe=lambda label: f"{self.out_name} {label}",
             groups_by_outcome=self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
+
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """Applies the transform to the inner function, with one axis for each leaf group of arguments and results."""
+        options = {
+            **self.options,
+            # A group has one label, or two labels under a transform that donates. The first label is its axis.
+            self.in_name: tuple([group_labels[0] for group_labels in labels]),
+            # The result is a `LeafGroups`, so its prefix is one, too: a label in place of each group.
+            self.out_name: LeafGroups(result_labels or ()),
+        }
+        return self.transform(inner, **options)
+
+    # ---- Labels of single leaves ----
+
+    def resolve_for_argument(self, label: Any, leaf: Any) -> Any:
+        """Resolves the label of a leaf of the arguments, so that equal labels mean equal treatment.
+
+        A wrong label is returned as it is, since JAX raises the error.
+        """
+        raise NotImplementedError
+
+    def resolve_for_result(self, label: Any, leaf: Any) -> Any:
+        """Resolves the label of a leaf of the result, as `resolve_for_argument` does for arguments."""
+        raise NotImplementedError
+
+
+def _can_change(prefix: Any) -> bool:
+    """Returns True if the user may change an option: it holds a list, a dict or an object without a usable `==`."""
+    try:
+        return Static(prefix).is_mutable
+    except Incomparable:
+        return True
+
+
+def _ndim(leaf: Any) -> int:
+    """Number of axes of a leaf. It is 0 for a leaf that is no array: JAX raises the error when it maps the leaf."""
+    return getattr(leaf, "ndim", 0)
+
+
+def _ndims(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Number of axes of each leaf. A plan (the groups of a structure) holds for calls with equal ones."""
+    return tuple(map(_ndim, leaves))
+
+
+class VmapTransform(MappingTransform):
+    """A function under `jax.vmap`, with identities preserved. Labels are axes, and None for what is not mapped."""
+
+    calls_each_time = True
+    in_name = "in_axes"
+    out_name = "out_axes"
+    default_in: Any = 0
+    default_out: Any = 0
+    is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
+    has_functions_as_labels = False
+    """True if a label may be a function: leaf → axis."""
+    can_compare_elements = True
+    """True if a tracer of a new value tells whether the value differs between the mapped elements."""
+
+    def check_options(self) -> None:
+        """Copies a list of axes, and lets the transform raise its own errors for wrong options.
+
+        The options are read again on each call, so the wrapper sees later changes of other lists in them.
+        """
+        # `jax.vmap` turns a list into a tuple when it wraps a function, so later changes of the list do nothing.
+        if self.transform is jax.vmap and isinstance(self.options.get(self.in_name), list):
+            self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
+        super().check_options()
+
+    def resolve_for_argument(self, label: Any, leaf: Any) -> Any:
+        """Returns the axis of a leaf of the arguments as a positive number. A function is asked about the leaf."""
+        if self.has_functions_as_labels and callable(label):
+            label = label(leaf)
+        num_axes = _ndim(leaf)
+        return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
+
+    def resolve_for_result(self, label: Any, leaf: Any) -> Any:
+        """Returns the axis of a leaf of the result as a positive number.
+
+        The transform adds the mapped axis after the trace: `-1` is axis 2 for a leaf with two axes in the trace.
+        """
+        if self.has_functions_as_labels and callable(label):
+            label = label(leaf)
+        return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Returns the reason, as a sentence, why `in_place=True` cannot write a changed leaf back. Empty if it can.
@@ -234,71 +274,35 @@ class VmapTransform(FunctionTransform):
         # `is_batched` is True for a tracer of this `vmap` that has the mapped axis.
         return any(map(is_batched, flat_dag_of(value).leaves.values()))
 
-    def apply_transform(
-        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
-    ) -> Any:
-        """Applies the transform to the inner function, with one axis for each leaf group of arguments and results."""
-        options = {
-            **self.options,
-            # A group has one label, or two labels under a transform that donates. The first label is its axis.
-            self.in_name: tuple([group_labels[0] for group_labels in labels]),
-            # The result is a `LeafGroups`, so its prefix is one, too: a label in place of each group.
-            self.out_name: LeafGroups(result_labels or ()),
-        }
-        return self.transform(inner, **options)
+    def explain(self, error: Exception, call: Callable[[], Call]) -> None:
+        """Rewrites the text of two errors of JAX.
 
-    # ---- Labels of single leaves ----
-
-    def _label_of_argument(self, label: Any, leaf: Any) -> Any:
-        """Resolves the label of a leaf of the arguments, so that equal labels mean equal treatment.
-
-        Returns:
-            For an axis, the positive number. For a specification, the shortest way to write it. A function as label is
-            asked about the leaf. A wrong axis is returned as it is, since JAX raises the error.
-        """
-        if self.has_functions_as_labels and callable(label):
-            label = label(leaf)
-        if isinstance(label, PartitionSpec):
-            return shortest_spec(label)
-        num_axes = _ndim(leaf)
-        return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
-
-    def _label_of_result(self, label: Any, leaf: Any) -> Any:
-        """Resolves the label of a leaf of the result, as `_label_of_argument` does for arguments.
-
-        The transform adds the mapped axis after the trace: `-1` is axis 2 for a leaf with two axes in the trace.
-        """
-        if self.has_functions_as_labels and callable(label):
-            label = label(leaf)
-        if isinstance(label, PartitionSpec):
-            return shortest_spec(label)
-        return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
-
-    def prefix_of_state(self, prefix: Any) -> Any:
-        """Returns the prefix of a changed argument in the option for results.
+        One is about different sizes of the mapped axes: keyword arguments get the names of vanilla JAX. The
+        other is about an object without an axis that was changed in place: the new text says how to avoid the error.
 
         Args:
-            prefix: the prefix of the argument in the option for arguments.
+            error: the error. Its text may be changed.
+            call: returns the failed call.
         """
-        return prefix
-
-
-def _can_change(prefix: Any) -> bool:
-    """Returns True if the user may change an option: it holds a list, a dict or an object without a usable `==`."""
-    try:
-        return Static(prefix).is_mutable
-    except Incomparable:
-        return True
-
-
-def _ndim(leaf: Any) -> int:
-    """Number of axes of a leaf. It is 0 for a leaf that is no array: JAX raises the error when it maps the leaf."""
-    return getattr(leaf, "ndim", 0)
-
-
-def _ndims(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """Number of axes of each leaf. A plan (the groups of a structure) holds for calls with equal ones."""
-    return tuple(map(_ndim, leaves))
+        super().explain(error, call)
+        if isinstance(error, ValueError) and "inconsistent sizes" in str(error):
+            # Vanilla JAX writes `kwargs['rate']` where this error has `argument rate`.
+            for name in call().arguments.kwargs:
+                error.args = (re.sub(rf"argument {name}\b", f"kwargs['{name}']", str(error)),)
+        match = _UNMAPPED_BUT_BATCHED.fullmatch(str(error))
+        if match is not None and isinstance(error, ValueError):
+            path = match[1]
+            options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
+            error.args = (
+                f"`{path}` has the {self.in_name} None, so all elements share it, but the function assigns a "
+                "different value for each. `in_place=True` cannot write several values into one object.\n"
+                'Assign a value that all elements have in common, such as `jax.lax.pmean(value, "batch")`, and name '
+                "the axis:\n"
+                f"    f = {in_code(self.transform_name, options, 'f')}\n"
+                "or return the values, or give each element an object of its own, stacked, with an axis in "
+                f"`{self.in_name}`:\n"
+                "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",
+            )
 
 
 class PmapTransform(VmapTransform):
@@ -349,15 +353,24 @@ _INFERRED = "inferred"
 """The label of all arguments if the option `in_specs` is left out. JAX then takes the sharding of each argument."""
 
 
-class ShardMapTransform(VmapTransform):
+class ShardMapTransform(MappingTransform):
     """A function under `jax.shard_map`, with identities preserved. Labels are partition specifications."""
 
+    calls_each_time = True
     in_name = "in_specs"
     out_name = "out_specs"
     default_in = _INFERRED
     default_out = PartitionSpec()
     is_label = staticmethod(lambda obj: obj is None or node_type_of(obj) is None)
-    none_is_result = True
+    unmapped_result = PartitionSpec()
+
+    def resolve_for_argument(self, label: Any, leaf: Any) -> Any:
+        """Returns the shortest way to write a specification."""
+        return shortest_spec(label) if isinstance(label, PartitionSpec) else label
+
+    def resolve_for_result(self, label: Any, leaf: Any) -> Any:
+        """Returns the shortest way to write a specification."""
+        return self.resolve_for_argument(label, leaf)
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Returns the reason why a leaf cannot be written back. Empty if it can be.
@@ -409,28 +422,23 @@ class ShardMapTransform(VmapTransform):
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies `jax.shard_map` to the inner function, without `in_specs` if JAX has to infer them."""
-        options = {**self.options, self.out_name: LeafGroups(result_labels or ())}
-        # Without `in_specs` there is one group, whose only label is `_INFERRED`.
-        if labels != ((_INFERRED,),):
-            options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
-        return self.transform(inner, **options)
-
-    def prefix_of_state(self, prefix: Any) -> Any:
-        """Returns the prefix of a changed argument in `out_specs`: its prefix in `in_specs`.
-
-        None becomes `PartitionSpec()`, since None is no label among `out_specs`.
+        """Applies `jax.shard_map` to the inner function, without `in_specs` if JAX has to infer them.
 
         Raises:
-            ValueError: if there are no `in_specs`.
+            ValueError: in place, if there are no `in_specs`.
         """
-        if prefix is _INFERRED:
+        # In place, the labels of changed arguments are among those of the results.
+        if _INFERRED in (result_labels or ()):
             raise ValueError(
                 "`Policy(in_place=True)` writes changed arguments back, and needs `in_specs` to know how they are "
                 "sharded. For example:\n"
                 "    in_specs = jax.sharding.PartitionSpec()"
             )
-        return PartitionSpec() if prefix is None else prefix
+        options = {**self.options, self.out_name: LeafGroups(result_labels or ())}
+        # Without `in_specs` there is one group, whose only label is `_INFERRED`.
+        if labels != ((_INFERRED,),):
+            options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
+        return self.transform(inner, **options)
 
 
 class FilterVmapTransform(VmapTransform):
@@ -498,7 +506,7 @@ class FilterVmapTransform(VmapTransform):
             return result
 
         def has_axis(leaf: Any) -> bool:
-            return isinstance(leaf, complex | float | int) and self._label_of_result(prefix, leaf) is not None
+            return isinstance(leaf, complex | float | int) and self.resolve_for_result(prefix, leaf) is not None
 
         # `tree_map` would make new containers, which may carry identity. So a result without such numbers is returned
         # as it is.
@@ -506,14 +514,13 @@ class FilterVmapTransform(VmapTransform):
             return result
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy) -> Any:
         """Builds the result of a call, after two steps of `filter_vmap` beyond `jax.vmap`.
 
         Args:
             result: the leaf groups of the result.
             call: the call. Its `result_labels` are the axes of these groups.
             policy: the policy of the call.
-            used: see the base class.
 
         Raises:
             ValueError: if nothing was mapped, and the option for results has an axis.
@@ -531,4 +538,4 @@ class FilterVmapTransform(VmapTransform):
         for group, label in zip(result.parts, call.result_labels, strict=True):
             has_axis = label is not None
             groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if has_axis else group)
-        return super().leave(LeafGroups(groups), call, policy, used)
+        return super().leave(LeafGroups(groups), call, policy)

@@ -16,13 +16,14 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..core._node_types import is_module
 from ..core._static_values import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._policy_and_context import PolicyOption, current_policy
+from ._caller_side import Caller, CallSettings
 from ._function_and_options import How, is_of_equinox, transform_named
 from ._function_given_to_jax import Shared, shared_by
 from ._option_lists import public_name, title_of
-from ._repeated_calls import Caller, CallSettings
 from .checks._refused_arguments import forbid_bound_module
 
 
@@ -52,6 +53,8 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
     Attributes:
         all_options: the options as they were passed.
         options: the options for the vanilla transform, without `package_options`.
+        traced_function: the function that the transform traces: the user's or, if that is a module,
+            `function_for_modules`.
         is_filtered: True for Equinox's transforms: only arrays are traced.
         alike: the key by which wrappers are compared: the transform and its options. None if a wrapper equals only
             itself.
@@ -63,6 +66,9 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         only_for_transform: names of options without influence on a trace of the function.
         shares_alike: True to let equal methods, and equal wrappers of one function, share their traces, although they
             are different objects. See `shared_by`.
+        function_for_modules: the function that is traced if the user's is a module: (module, *args, **kwargs) → result.
+            The module is then an argument of the transform, so that its leaves are traced. All modules share the
+            traces. None to trace the module itself as a function.
         package_options: names of options added by the package. The transform does not take them.
         takes_rules: True if the wrapper has methods to register rules, such as `defvjp`. A module under an Equinox
             transform becomes a module. If `takes_rules` is true, it becomes a wrapper, since a module has no
@@ -73,6 +79,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
     calls_each_time = False
     only_for_transform: frozenset[str] = frozenset()
     shares_alike = False
+    function_for_modules: Callable[..., Any] | None = None
     package_options: frozenset[str] = frozenset()
     takes_rules = False
 
@@ -100,8 +107,10 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.options = {name: value for name, value in options.items() if name not in self.package_options}
         self.all_options = options
         self.is_filtered = is_of_equinox(transform)
-        self.alike = self._made_alike()
-        self._shared = self._shared_by(function)
+        stand_in = self.function_for_modules
+        self.traced_function = stand_in if stand_in is not None and is_module(function) else function
+        self.alike = self._key_for_comparison()
+        self._shared = self._find_shared()
         self.names = self._shared.names
         # The transformed functions made so far. A subclass chooses the keys: all that its transformed functions depend
         # on, such as policy and labels.
@@ -114,13 +123,14 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         forbid_bound_module(function, current_policy(policy), self.transform_name)
         self.check_options()
 
-    def _made_alike(self) -> How | None:
+    def _key_for_comparison(self) -> How | None:
         """Makes `alike`, the key to compare wrappers. None if a wrapper equals only itself.
 
         It equals only itself under a transform of JAX, and if an option has no usable `==`.
         """
-        # JAX's transforms return functions. Equinox's return modules, which compare by their parts.
-        if not self.is_filtered:
+        # JAX's transforms return functions. Equinox's return modules, which compare by their parts. Two objects with
+        # rules may have different rules for one function.
+        if not self.is_filtered or self.takes_rules:
             return None
         try:
             return How(type(self), self.transform, self.policy, self.all_options)
@@ -146,16 +156,19 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         # `self` keeps the function alive, so no other object has its `id`.
         return hash((self.alike, function if isinstance(function, Wrapper) else id(function)))
 
-    def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        """Returns the state shared by all wrappers of one function with this transform and these options.
+    def _find_shared(self) -> Shared:
+        """Returns the data shared by all wrappers of one function with this transform and these options.
 
-        The state holds the inner functions, for JAX in place of the user's function, and records of earlier traces.
+        They hold the inner functions, for JAX in place of the user's function, and findings from earlier traces.
         """
+        function = self.traced_function
         # Without cached traces there is nothing to share.
         if not self.caches_traces:
             return Shared(function)
         options = {name: self.options[name] for name in sorted(self.options) if name not in self.only_for_transform}
-        return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
+        # The function for all modules is one object.
+        alike = self.shares_alike and function is self.function
+        return shared_by(function, (type(self), self.transform), options, alike=alike)
 
     def __reduce__(self) -> Any:
         """Returns what pickle stores: the name by which the wrapper can be imported, as for a function.

@@ -134,7 +134,7 @@ class _Active(threading.local):
 _active = _Active()
 
 
-class Unsaid:
+class DeferredLosses:
     """Losses without a warning so far, because their traces did not run.
 
     JAX keeps the traces, so a later call may run one of them without a new trace. Then this call warns.
@@ -145,12 +145,12 @@ class Unsaid:
         self._losses: weakref.WeakKeyDictionary[Structure, list[Loss]] = weakref.WeakKeyDictionary()
         self._lock = Lock()
 
-    def note(self, structure: Structure, losses: list[Loss]) -> None:
+    def add(self, structure: Structure, losses: list[Loss]) -> None:
         """Stores losses until a call with arguments of this structure runs."""
         with self._lock:
             self._losses[structure] = losses
 
-    def forget(self, structure: Structure) -> None:
+    def drop(self, structure: Structure) -> None:
         """Drops the losses of a structure, because a trace that runs has reported them."""
         if self._losses:
             with self._lock:
@@ -160,7 +160,7 @@ class Unsaid:
         """Returns True if losses are stored, so that a later call may have to warn."""
         return bool(self._losses)
 
-    def say(self, structure: Structure) -> None:
+    def report(self, structure: Structure) -> None:
         """Reports the losses in an earlier trace, now that a call with arguments of this structure runs it."""
         if not self._losses:
             return
@@ -178,7 +178,7 @@ class Unsaid:
 
 
 class only_traced:  # noqa: N801 -- a context manager
-    """Surrounds the tracing of a program that does not run. Losses in it are stored in `Unsaid`, without a warning."""
+    """Surrounds the tracing of a program that does not run. Losses in it become `DeferredLosses`, without a warning."""
 
     def __enter__(self) -> None:
         _active.frames.append(_active.frames[-1]._replace(runs=False, losses=None))
@@ -197,7 +197,7 @@ class FunctionBeingTraced:
         loss: describes the transform and the function, without paths. Each loss is a copy of it with paths.
         unwritable: (record of a leaf, present value) → why the transform cannot write it back, as a sentence. Empty if
             it can. The record is None for a new leaf, the value is None if it is not known.
-        unsaid: where the losses are stored if the program does not run. None if JAX does not keep its trace.
+        deferred_losses: where the losses are stored if the program does not run. None if JAX does not keep its trace.
         as_code: returns `Loss.applied_to`. It is called only if something is lost.
     """
 
@@ -206,14 +206,14 @@ class FunctionBeingTraced:
         policy: Policy,
         loss: Loss,
         unwritable: Callable[[int | None, Any], str],
-        unsaid: Unsaid | None,
+        deferred_losses: DeferredLosses | None,
         as_code: Callable[[], str] = lambda: "",
     ) -> None:
         """Stores the terms of the call. The trace begins with `__enter__`."""
         self._in_place = policy.in_place
         self._loss = loss
         self._unwritable = unwritable
-        self._unsaid = unsaid
+        self._deferred_losses = deferred_losses
         self._as_code = as_code
         # Structure of the arguments, once the result has been checked.
         self._structure: Structure | None = None
@@ -244,7 +244,7 @@ class FunctionBeingTraced:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        """Ends the trace. If something was lost, warns, or leaves the losses to the outer function or to `Unsaid`.
+        """Ends the trace. If something was lost, warns, or leaves the losses to the outer function or to a later call.
 
         Warns if this is the outermost function and the program runs. After an error in the function, does nothing.
         """
@@ -262,11 +262,11 @@ class FunctionBeingTraced:
             losses.append(self._loss._replace(applied_to=self._as_code(), obstacle=obstacle))
         # A trace that runs has reported the losses. Of one that does not run, a later call has to warn.
         runs = self._frame.runs and not self._frame.ignores_losses
-        if self._unsaid is not None and self._structure is not None:
+        if self._deferred_losses is not None and self._structure is not None:
             if runs:
-                self._unsaid.forget(self._structure)
+                self._deferred_losses.drop(self._structure)
             else:
-                self._unsaid.note(self._structure, losses[self._num_before :])
+                self._deferred_losses.add(self._structure, losses[self._num_before :])
         if runs and self._is_outermost:
             _warn(losses, is_in_place=self._frame.is_in_place)
 

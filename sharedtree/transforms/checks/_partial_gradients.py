@@ -137,11 +137,8 @@ def _lost_arrays(cut: Cut) -> list[_LostPart]:
     differentiated_modules: list[tuple[int, set[int]]] = []
     for path, root in roots:
         # The outcome of a leaf is True if it is differentiated there.
-        differentiated_leaves = {
-            visit.record
-            for visit in outcomes.reachable_from(root)
-            if visit.record in leaves and outcomes.leaf_outcomes[outcomes[visit]]
-        }
+        leaf_visits = [visit for visit in outcomes.reachable_from(root) if visit.record in leaves]
+        differentiated_leaves = {visit.record for visit in leaf_visits if outcomes.leaf_outcomes[outcomes[visit]]}
         if differentiated_leaves:
             differentiated_modules.append((root.record, differentiated_leaves))
             for record, path_below in tree.below(root.record).first_paths.items():

@@ -7,8 +7,8 @@
 JAX's error about a function only names static arguments as a way out. `equinox.filter_jit` traces the arrays and leaves
 all other arguments unchanged, so we add its name to the error.
 
-Under `in_place=True` the function must not be a method of a model, nor the callable model itself. Tracing such a
-function would leave tracers in the model.
+Under `in_place=True` the transform must be able to write changes back. The function must not be a method of a model,
+nor the callable model itself: tracing such a function would leave tracers in the model.
 """
 
 import functools
@@ -27,6 +27,7 @@ from ...core._printing import listed
 from ...core._structure import FlatDag
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
+from .._function_and_options import in_code
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")
 """Parts of the errors that JAX raises for a value that it cannot take."""
@@ -91,6 +92,24 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
         "object is no argument, so tracers would remain in it. Wrap a function that takes it:\n"
         f"    f = lambda model, *args, **kwargs: {called}(*args, **kwargs)"
     )
+
+
+def forbid_in_place(policy: Policy, title: str) -> None:
+    """Raises under `in_place=True`, for a transform that cannot write changes back.
+
+    Args:
+        policy: the policy of the call.
+        title: name of the transform.
+
+    Raises:
+        ValueError: with the fix, as code.
+    """
+    if policy.in_place:
+        raise ValueError(
+            f"`{title}` passes on what the function returns, not what it changes, so `in_place=True` could write "
+            "nothing back. Return the changed objects:\n"
+            f"    inner = {in_code(title, 'in_place=False')}"
+        )
 
 
 def bound_module(function: Any) -> tuple[Any, str]:

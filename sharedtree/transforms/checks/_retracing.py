@@ -148,18 +148,18 @@ def _changed_statics(old_records: Sequence[Record], records: Sequence[Record]) -
             return []
         if old != new:
             # A difference that is no value: the structure changed.
-            if not _have_one_static_place(old, new):
+            if not _differ_in_static_value(old, new):
                 return []
             changed.append(record)
     return changed
 
 
-def _have_one_static_place(old: Op, new: Op) -> bool:
-    """Returns True if two operations have a static value in one place, and differ in this value.
+def _differ_in_static_value(old: Op, new: Op) -> bool:
+    """Returns True if two operations differ in a static value alone: that of a static leaf, or one in a node.
 
-    The value is that of a static leaf, or the first in which a node's auxiliary data differ. Both values must be of one
-    class: `1` and `1.0` count as a change of the structure. Auxiliary data also list the names of a node's attributes
-    and children. If these differ, returns False.
+    Of two nodes, the first values count in which their auxiliary data differ. Both values must be of one class: `1` and
+    `1.0` count as a change of the structure. Auxiliary data also list the names of a node's attributes and children. If
+    these differ, returns False.
     """
     if type(old) is Static and type(new) is Static:
         return type(old.peek()) is type(new.peek())

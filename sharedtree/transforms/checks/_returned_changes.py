@@ -436,10 +436,13 @@ class _Returned:
         key = module_places.root, copy_places.root
         if key not in self._are_copies:
             out, received = self._out.objects, self._received.objects
-            self._are_copies[key] = any(
-                place in copy_places.leaf_at and out[copy_places.leaf_at[place]] is received[leaf]
-                for place, leaf in module_places.leaf_at.items()
-            ) or any(dataflow.is_from_module(module_places.root, out[leaf]) for leaf in copy_places.leaf_at.values())
+            common_places = module_places.leaf_at.keys() & copy_places.leaf_at.keys()
+            has_leaf_of_module = any(
+                out[copy_places.leaf_at[place]] is received[module_places.leaf_at[place]] for place in common_places
+            )
+            self._are_copies[key] = has_leaf_of_module or any(
+                dataflow.is_from_module(module_places.root, out[leaf]) for leaf in copy_places.leaf_at.values()
+            )
         return self._are_copies[key]
 
     @functools.cached_property

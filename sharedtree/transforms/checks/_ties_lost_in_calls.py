@@ -110,7 +110,7 @@ class _ModulePair(NamedTuple):
 
 
 def ties_lost_between(
-    received: FlatDag, returned: FlatDag, policy: Policy, *, is_with_state: bool = False
+    received: FlatDag, returned: FlatDag, policy: Policy, *, is_with_arguments: bool = False
 ) -> list[LostTie]:
     """Finds the ties that a function's arguments have and its result lacks, and marks them as reported.
 
@@ -119,7 +119,7 @@ def ties_lost_between(
         returned: the result, or a pair of the arguments and the result.
         policy: its `containers` says if mutable containers outside modules count as modules. Under `on_untie="ignore"`,
             nothing is compared.
-        is_with_state: True if `returned` is the pair, because the transform also returns the changed arguments.
+        is_with_arguments: True if `returned` is the pair, because the transform also returns the changed arguments.
 
     Returns:
         The lost ties. Empty if none was lost.
@@ -130,7 +130,7 @@ def ties_lost_between(
     tied_modules = _modules_with_ties(received, containers)
     if not tied_modules:
         return []
-    text_of = _text_in_state_or_result if is_with_state else _text_in_result
+    text_of = _text_in_arguments_or_result if is_with_arguments else _text_in_result
     # One table with both: first the records of the arguments, then those of the result.
     objects = [*received.objects, *returned.objects]
     offset = len(received.records)
@@ -173,7 +173,7 @@ def _text_in_result(path: Path) -> str:
     return "result" + jtu.keystr(path)
 
 
-def _text_in_state_or_result(path: Path) -> str:
+def _text_in_arguments_or_result(path: Path) -> str:
     """Returns the name of a path in a pair of the arguments and the result: "model.a" or "result.a"."""
     # The first key is the index in the pair, and is not printed. The path of the pair itself is empty.
     (first_key, *other_keys) = path or (None,)
@@ -220,21 +220,19 @@ def _advice(
             fixes_that_keep.extend(to_keep(origin.keeping) for origin in transforms if origin.keeping is not None)
             continue
         # The lines of the user's code that made the parts. The origin of a known function has code that keeps ties.
-        origins = [
-            origin_of(combined.objects[part]) if is_new else None
-            for part, is_new in zip(tie.parts, are_new, strict=True)
-        ]
+        new_parts = zip((leaf, other_leaf), are_new, strict=True)
+        origins = [origin_of(part) if is_new else None for part, is_new in new_parts]
         known_origin = next((origin for origin in origins if origin is not None and origin.keeping is not None), None)
         known_code = None if known_origin is None else known_origin.keeping
         # Second case: a target network or an average began as the model itself, and is now another model.
-        versions = _find_versions(combined, shape_of, (pair.received.record, pair.returned.record), tie.at)
+        twins = _find_parted_twins(combined, shape_of, (pair.received.record, pair.returned.record), tie.at)
         # Then the two parts were made at different lines, or only one of them is new. The same holds if the user
         # replaced one of two tied objects (`eqx.tree_at`). But such an object is mostly one array, and not the result
         # of a known update.
-        is_one_array = versions is None or versions.num_leaves == 1
+        is_one_array = twins is None or twins.num_leaves == 1
         is_replaced = not all(are_new) and known_code in (None, REPLACES) and is_one_array
-        if versions is not None and origins[0] != origins[1] and not is_replaced:
-            model, target = named(pair.received.text, versions.paths)
+        if twins is not None and origins[0] != origins[1] and not is_replaced:
+            model, target = named(pair.received.text, twins.paths)
             copy_fix, first_origin = copy_fix or to_begin_as_copy(target, model), first_origin or known_origin
             continue
         # Third case: a function made both parts, or replaced one of them. The code depends on which function it was.
@@ -243,7 +241,7 @@ def _advice(
             fixes_that_keep.append(to_keep(known_code))
         elif is_replaced:
             fixes_that_keep.append(to_keep(REPLACES))
-        elif versions is not None and versions.num_leaves > 1 and not is_by_transform(leaf):
+        elif twins is not None and twins.num_leaves > 1 and not is_by_transform(leaf):
             fixes_that_keep.append(to_keep(KEEPS_NODES))
         else:
             fixes_that_keep.append(PUT_BACK)
@@ -253,10 +251,10 @@ def _advice(
     return Advice(first_origin, [*fixes, MEANT][:2])
 
 
-class _Versions(NamedTuple):
+class _Twins(NamedTuple):
     """Two nodes, such as a model and its target, that had all leaves in common in the arguments and none in the result.
 
-    Here the versions stand side by side in one module. Elsewhere in this file a version is a later state of a module.
+    They stand side by side in one module.
 
     Attributes:
         paths: their paths in the module around them.
@@ -267,9 +265,9 @@ class _Versions(NamedTuple):
     num_leaves: int
 
 
-def _find_versions(
+def _find_parted_twins(
     combined: FlatDag, shape_of: Sequence[int], modules: tuple[int, int], tied_paths: tuple[Path, Path]
-) -> _Versions | None:
+) -> _Twins | None:
     """Looks for two nodes around a tie that had all leaves in common in the arguments and have none in the result.
 
     Args:
@@ -303,12 +301,12 @@ def _find_versions(
         ops = [combined.records[record] for record in records]
         if ops[0][0] is LEAF:
             first, second, new_first, new_second = records
-            # No versions: the leaves were two already, or are still one.
+            # No twins that parted: the leaves were two already, or are still one.
             if first != second or new_first == new_second:
                 return None
             leaves.add(first)
         stack.extend(zip(*[children for _, children in ops], strict=False))
-    return _Versions(paths, len(leaves))
+    return _Twins(paths, len(leaves))
 
 
 def _pair_modules(
@@ -542,18 +540,13 @@ class SeenArguments:
             # `canonical_records` makes a table of the argument alone. The keys of `numbers` are the records in
             # `received`, in the order of the new table.
             records, numbers = canonical_records(root, lambda record: received.records[record])
-            are_leaves = [received.records[number][0] is LEAF for number in numbers]
-            kinds = [
-                kind_of(received.objects[number]) if is_leaf else None
-                for number, is_leaf in zip(numbers, are_leaves, strict=True)
-            ]
+            # None stands for a record that is no leaf.
+            leaf_numbers = [number if received.records[number][0] is LEAF else None for number in numbers]
+            kinds = [None if number is None else kind_of(received.objects[number]) for number in leaf_numbers]
             argument = _Argument(policy_flags, str(key), FlatDag(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
                 earlier = [seen for trace in earlier_traces for seen in trace if seen.policy_flags == policy_flags]
-                objects = [
-                    caller_objects[number] if is_leaf else None
-                    for number, is_leaf in zip(numbers, are_leaves, strict=True)
-                ]
+                objects = [None if number is None else caller_objects[number] for number in leaf_numbers]
                 lost += _ties_lost_since(argument, objects, earlier)
             arguments.append(argument)
         with self._lock:
