@@ -21,7 +21,7 @@ import jax
 import pytest
 from jax._src import compilation_cache, lru_cache
 
-from tests.serialise.process import forking
+from tests.processes import forking
 
 # No test may need a collection; those of what one can interrupt have it collect at each allocation.
 gc.set_threshold(10_000, 10, 10)

@@ -15,7 +15,7 @@ from packaging import tags
 import sharedtree
 from sharedtree.core import _native_or_python
 from sharedtree.core._pack_and_unpack import native
-from tests.serialise.process import run
+from tests.processes import run
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")

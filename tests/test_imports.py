@@ -9,7 +9,7 @@ import pytest
 
 import sharedtree
 from sharedtree.core import _lazy_names
-from tests.serialise.process import run
+from tests.processes import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
 

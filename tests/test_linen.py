@@ -22,7 +22,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 import sharedtree as st
 from sharedtree.linen import TrainState
-from tests.serialise.process import run
+from tests.processes import run
 
 POLICY = st.Policy(containers=True)
 X = jnp.linspace(-1.0, 1.0, 8).reshape(4, 2)

@@ -10,7 +10,7 @@ import pytest
 import sharedtree as st
 from sharedtree.core import _locks
 from tests.kinds import Noted
-from tests.serialise.process import run
+from tests.processes import run
 
 PACKAGE = pathlib.Path(st.__file__).parent
 OF_ONE_CALL = {"serialise/container/_byte_sources.py"}

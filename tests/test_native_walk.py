@@ -31,7 +31,7 @@ from sharedtree.core._walk import Rules
 from tests.deep import Link, chain, free, in_a_thread
 from tests.garbage import collect_all
 from tests.kinds import KINDS, ByContent, Noted as Odd, Slots, made
-from tests.serialise.process import HANGS
+from tests.processes import HANGS
 from tests.strategies import Layer, Mutable, Pair, Record, arguments
 from tests.test_threads import at_once
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree
-from tests.serialise.process import run
+from tests.processes import run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("penzai") is None, reason="needs Penzai")
 

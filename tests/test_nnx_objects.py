@@ -15,7 +15,7 @@ from sharedtree.core import _classes_in_native_walk
 from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
-from tests.serialise.process import run
+from tests.processes import run
 from tests.strategies import Pair
 from tests.test_dataclass_fields import assert_as_in_jax as as_in_jax, dataclass_pools, in_c
 from tests.test_native_walk import RULES, assert_alike, knows

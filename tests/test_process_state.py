@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 import sharedtree as st
 from sharedtree.core._recursion_limit import CAN_RAISE_LIMIT, MAX_FLATTENED, active, raised_depths
 from tests.deep import chain, free, in_a_thread, link, lists, room
-from tests.serialise.process import run
+from tests.processes import run
 
 W = jnp.array(1.0)
 

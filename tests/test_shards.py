@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests import two_processes
-from tests.serialise.process import HANGS
+from tests.processes import HANGS
 
 ROOT = pathlib.Path(__file__).parents[1]
 ON_EIGHT = ("tests/on_eight_devices.py", "tests/serialise/sharded_arrays.py", "tests/transparency/many_devices.py")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from tests.serialise.process import HANGS
+from tests.processes import HANGS
 from tests.strategies import Layer, Mutable, Pair, dags, partition
 from tests.test_leaks import IN_PLACE
 from tests.transform_table import SCENARIOS, nets_in

@@ -10,7 +10,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.compat._import_hook import NEEDED
-from tests.serialise import process
+from tests import processes
 
 needs_treex = pytest.mark.skipif(importlib.util.find_spec("treex") is None, reason="treex is not installed")
 
@@ -35,7 +35,7 @@ def state():
 
 def run(code):
     """What a new process prints last, as JSON."""
-    printed = process.run(STATE + textwrap.dedent(code), options=("-W", "error"))
+    printed = processes.run(STATE + textwrap.dedent(code), options=("-W", "error"))
     return json.loads(printed.splitlines()[-1])
 
 

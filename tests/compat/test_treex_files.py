@@ -12,8 +12,8 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
+from tests.processes import run
 from tests.serialise.drafts import Draft
-from tests.serialise.process import run
 
 # `importorskip` would import it without what JAX no longer has, and fail.
 if importlib.util.find_spec("treex") is None:

@@ -19,7 +19,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.trust import _allow_list
-from tests.serialise.process import HANGS
+from tests.processes import HANGS, ROOT, run
 
 from . import fuzz, strategies
 from .containers import START, entry, file_of, forged, header_text
@@ -28,7 +28,6 @@ from .forgeries import Case, make_case
 from .good_files import Good, good_files
 from .hostile_json import GADGETS, ITEM_SIZES
 from .judging import EXTRA_BYTES, judge
-from .process import ROOT, run
 
 IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 NUM_EXAMPLES = int(os.environ.get("SHAREDTREE_NUM_FUZZED", "3000" if IS_THOROUGH else "1000"))

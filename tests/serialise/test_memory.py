@@ -22,9 +22,9 @@ from sharedtree.serialise.arrays import _placing
 from sharedtree.serialise.container import _reading
 from sharedtree.serialise.container._header import Tensor
 from sharedtree.serialise.container._reading import memory_for
+from tests.processes import run
 
 from .isomorphic import assert_isomorphic
-from .process import run
 
 KiB, MiB = 2**10, 2**20
 SLAB = 16 * MiB  # as the documentation says

@@ -8,8 +8,7 @@ import shutil
 import pytest
 
 import sharedtree
-
-from .process import run
+from tests.processes import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
 PAGE = ROOT.parent / "docs" / "developing" / "node_kind.md"

@@ -16,12 +16,12 @@ from packaging.version import Version
 
 import sharedtree as st
 from sharedtree.serialise.trust._allow_list import IF_TRUSTED
+from tests.processes import run
 from tests.test_nnx_layers import LAYERS, layers_of_nnx
 
 from .containers import naming
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
-from .process import run
 
 pytest.importorskip("flax", minversion="0.12.1")
 nnx: Any = pytest.importorskip("flax.nnx")

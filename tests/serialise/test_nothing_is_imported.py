@@ -13,7 +13,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core import _current_directory
-from tests.serialise.process import HANGS
+from tests.processes import HANGS
 
 from .containers import written
 

@@ -12,8 +12,7 @@ import safetensors.numpy
 
 import sharedtree as st
 from sharedtree.serialise.container import _reading
-
-from .process import HANGS, ROOT
+from tests.processes import HANGS, ROOT
 
 W = jnp.arange(6.0).reshape(2, 3)
 

@@ -11,10 +11,10 @@ import types
 import pytest
 
 import sharedtree as st
+from tests.processes import HANGS, ROOT
 
 from .containers import file_of
 from .drafts import Draft
-from .process import HANGS, ROOT
 
 TRAIN = """
 import dataclasses, enum

@@ -6,10 +6,10 @@ Each runs in a process of its own, for JAX's own unflatten function of `register
 import pytest
 
 import sharedtree as st
+from tests.processes import run
 
 from . import strategies
 from .drafts import Draft
-from .process import run
 
 CLASSES = """
 import collections, dataclasses, functools

@@ -6,8 +6,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.values import _all_kinds_of_nodes
-
-from .process import run
+from tests.processes import run
 
 
 class Holder:

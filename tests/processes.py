@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
 HANGS = 3600
 """Seconds that no program takes, on however busy a machine, but one that hangs."""
 
