@@ -82,3 +82,27 @@ def forking(outputs):
 
         yield ran
         server.stdin.close()
+
+
+def start_process(*command, devices):
+    """A process of Python in the root of the project, which sees so many devices. Whoever starts it waits for it."""
+    env = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def last_lines(runs):
+    """What processes that wait for one another print last, if all end well."""
+    try:
+        ends = [run.communicate(timeout=HANGS) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [run.returncode for run in runs] == [0] * len(runs), "\n".join(err for _, err in ends)
+    return [out.splitlines()[-1] for out, _ in ends]

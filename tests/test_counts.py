@@ -12,6 +12,7 @@ import sharedtree as st
 from sharedtree.core._pack_and_unpack import native
 from tests.garbage import collect_all, no_collection
 from tests.strategies import Pair
+from tests.walks import natively
 
 
 class Linear(eqx.Module):
@@ -131,8 +132,6 @@ def warm_calls(model, function=rebuild):
 
 MOST_CALLS = 19
 """Of the wrapper. What is asked of each leaf or node is asked in C."""
-
-natively = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
 @pytest.mark.slow

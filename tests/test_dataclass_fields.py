@@ -17,13 +17,13 @@ from sharedtree.core import _classes_in_native_walk
 from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries._dataclasses import fields_of
+from tests.kinds import LyingDict
 from tests.strategies import is_array, nodes, pools
-from tests.test_native_walk import RULES, Dictionary, assert_alike, knows
+from tests.walks import RULES, assert_alike, knows, natively
 
 W, V, X, Y = jnp.ones(2), jnp.zeros(3), jnp.ones(4), jnp.ones(5)
 STATIC = {"static": True}
 T = TypeVar("T")
-in_c = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
 def registered(cls=None, **options):
@@ -255,7 +255,7 @@ INSTANCES = {
     "nothing": lambda: object.__new__(OfType),
     "another order": lambda: with_dictionary({"n": 1, "a": W}),
     "names that are not interned": lambda: with_dictionary({"".join(map(chr, [97])): W, "".join(map(chr, [110])): 5}),
-    "a dictionary of a subclass": lambda: with_dictionary(Dictionary(a=W, n=1)),
+    "a dictionary of a subclass": lambda: with_dictionary(LyingDict(a=W, n=1)),
     "a key that is no text": lambda: with_dictionary({"a": W, 5: 1}),
     "a class of the same layout": lambda: as_another(Cached(W), Sibling),
 }
@@ -323,7 +323,7 @@ def test_a_dataclass_is_what_it_is_in_jax():
     assert [cls for cls in (int, list, jax.tree_util.Partial, st.Dag) if fields_of(cls) is not None] == []
 
 
-@in_c
+@natively
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "a field less", "a slot less"}))
 def test_both_walks_agree_and_what_is_common_is_known_again(name):
     tree = ALL[name]()
@@ -334,7 +334,7 @@ def test_both_walks_agree_and_what_is_common_is_known_again(name):
         assert knows(tree), structure
 
 
-@in_c
+@natively
 def test_hooks_are_not_needed(monkeypatch):
     """Where a class is read field by field, JAX is not asked for its instances."""
     tree = [make() for name, make in READ.items() if "mutable" not in name]
@@ -378,7 +378,7 @@ def dataclass_pools(draw, made=MADE):
     return pool
 
 
-@in_c
+@natively
 @given(pool=dataclass_pools())
 def test_random_dags(pool):
     assert_alike([Plain(pool[-1], "top", list(pool)), pool[-1]], Rules())
@@ -503,7 +503,7 @@ def test_the_classes_of_flax():
             assert_alike([obj, (obj, obj)], Rules())
 
 
-@in_c
+@natively
 @pytest.mark.parametrize("meta", [["a", "b"], ["b", "a"]], ids=str)
 @pytest.mark.parametrize("data", [["w", "v"], ["v", "w"]], ids=str)
 def test_fields_that_are_registered_in_another_order(data, meta):

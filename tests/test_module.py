@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.kinds import Free
+from tests.kinds import Free, OwnDict
 from tests.serialise.drafts import Draft
-from tests.test_statics import OwnDict
 from tests.walks import in_python
 
 T = TypeVar("T")

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _sharedtree_module, _sharedtree_module_kinds
 from tests.kinds import Free
 from tests.strategies import Pair, Point
-from tests.test_native_walk import RULES, assert_alike, knows
+from tests.walks import RULES, assert_alike, knows, natively
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+pytestmark = natively
 
 W = jnp.ones(2)
 

@@ -27,8 +27,9 @@ from sharedtree.core._walk import Rules
 from sharedtree.ties import _policy_and_context
 from tests.strategies import Mutable, Pair, Record
 from tests.test_threads import at_once
+from tests.walks import natively
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+pytestmark = natively
 
 
 class Model(eqx.Module):

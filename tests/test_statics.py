@@ -20,7 +20,7 @@ from sharedtree.core import _static_values
 from sharedtree.core._printing import shown
 from sharedtree.core._static_values import Static, distinguishing_text, new_static_memo
 from tests.garbage import collect_all
-from tests.kinds import ByContent, Keyed, made
+from tests.kinds import ByContent, Keyed, OwnDict, Unhashable, made
 from tests.strategies import Pair, Record
 
 
@@ -44,14 +44,6 @@ class Leaf(eqx.Module):
     value: object
 
 
-class Unhashable:
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is Unhashable and self.value == other.value
-
-
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
@@ -67,10 +59,6 @@ class Hashable:
     """Can be hashed and mutated."""
 
     scale: int
-
-
-class OwnDict(dict):
-    pass
 
 
 Point = collections.namedtuple("Point", ["x", "y"])
