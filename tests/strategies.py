@@ -7,7 +7,7 @@ tree by what this file knows of its own classes.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -204,6 +204,64 @@ def unique_arrays(*trees: Any) -> list[Any]:
             if within and is_array(obj):
                 found.setdefault(id(obj), obj)  # alive in `trees`
     return list(found.values())
+
+
+def keys(obj: Any) -> list[str]:
+    """How paths print the children of a node."""
+    names = [name for name, _ in children(obj)]
+    match obj:
+        case Mutable():
+            return [f"[<flat index {i}>]" for i in range(len(names))]
+        case Point():
+            return [".x", ".y"]
+        case list() | tuple() | dict():
+            return [f"[{name!r}]" for name in names]
+        case _:
+            return [f".{name}" for name in names]
+
+
+def paths_by_object(tree: Any) -> list[list[str]]:
+    """The printed paths of each object. Objects inside a shared one have a path through its first occurrence only."""
+    paths_of: dict[int, list[str]] = {}
+    alive = []
+
+    def visit(obj: Any, path: str) -> None:
+        is_new = id(obj) not in paths_of  # kept in `alive`
+        if carries_identity(obj):
+            alive.append(obj)
+            paths_of.setdefault(id(obj), []).append(path)
+        if is_new:
+            for key, (_, child) in zip(keys(obj), children(obj), strict=True):
+                visit(child, path + key)
+
+    visit(tree, "")
+    return list(paths_of.values())
+
+
+def node_at(tree: Any, path: Path) -> Any:
+    """The object at a path of `paths`."""
+    for key in path:
+        tree = dict(children(tree))[key]
+    return tree
+
+
+def python_numbers(modules: Iterable[Any]) -> int:
+    """How many Python numbers are traced: those in classes of JAX's convention, once for each distinct node."""
+    count = 0
+    seen = set()
+    stack: list[tuple[Any, Any]] = [(module, None) for module in modules]
+    while stack:
+        obj, owner = stack.pop()
+        if isinstance(obj, (*MODULES, list, dict)):
+            if id(obj) in seen:  # alive in `modules`
+                continue
+            seen.add(id(obj))
+        if isinstance(obj, MODULES):
+            owner = obj
+        if type(obj) in (bool, float) and not isinstance(owner, eqx.Module):
+            count += 1
+        stack.extend((child, owner) for _, child in children(obj))
+    return count
 
 
 STATICS = ("text", None, True, jax.nn.relu, 2.5)

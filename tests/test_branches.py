@@ -14,8 +14,7 @@ from hypothesis import assume, given, strategies as hst
 
 import sharedtree as st
 from tests import strategies
-from tests.strategies import MODULES, Mutable, Pair, children, dags, is_array, partition, with_children
-from tests.test_laws import python_numbers
+from tests.strategies import MODULES, Mutable, Pair, children, dags, is_array, partition, python_numbers, with_children
 
 IGNORE = st.Policy(on_untie="ignore")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
-from tests.test_ties import get
+from tests.strategies import node_at
 from tests.test_tree import same
 
 
@@ -94,7 +94,7 @@ def edits(draw):
 @hypothesis.given(edits())
 def test_at_equals_the_oracle_on_the_graph_in_values_and_in_sharing(edit):
     tree, chosen = edit
-    where = lambda t: tuple(get(t, path) for path, _, _ in chosen)
+    where = lambda t: tuple(node_at(t, path) for path, _, _ in chosen)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -114,9 +114,9 @@ def test_what_replaces_a_node_by_a_changed_copy_replaces_its_shared_parts_everyw
     """Doubling one node doubles exactly its arrays, wherever else they are, and no tie is lost."""
     path, _ = data.draw(hst.sampled_from(nodes_by_id(tree)))
     double = lambda x: 2 * x if isinstance(x, jax.Array) else x
-    chosen = get(tree, path)
+    chosen = node_at(tree, path)
     inside = {id(x) for x in dags.unique_arrays([chosen], dags.Pair(chosen, None))}  # alive in `tree`
-    result = st.tree.at(lambda t: get(t, path), tree, replace_fn=lambda node: dags.copy_dag(node, double))
+    result = st.tree.at(lambda t: node_at(t, path), tree, replace_fn=lambda node: dags.copy_dag(node, double))
     oracle = dags.copy_dag(tree, lambda x: double(x) if id(x) in inside else x)
     assert dags.partition(result) == dags.partition(oracle)
     same(result, oracle)
