@@ -326,6 +326,25 @@ def pools(draw: Any, max_nodes: int = 8) -> list[Any]:
 
 
 @hst.composite
+def pools_of_classes(draw: Any, makers: dict[str, Callable[[Callable[[], Any], Any], Any] | None]) -> list[Any]:
+    """Objects built on one another: those of this file, and those of other classes.
+
+    A maker is called with a function that picks an object of the pool, and with a static value. None stands for a node
+    of this file.
+    """
+    pool = draw(pools(4))
+
+    def pick() -> Any:
+        return pool[draw(hst.integers(0, len(pool) - 1))]
+
+    for _ in range(draw(hst.integers(1, 6))):
+        static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
+        make = makers[draw(hst.sampled_from(sorted(makers)))]
+        pool.append(draw(nodes(pool)) if make is None else make(pick, static))
+    return pool
+
+
+@hst.composite
 def dags(draw: Any, max_nodes: int = 8) -> Any:
     """A module over a random pool."""
     pool = draw(pools(max_nodes))

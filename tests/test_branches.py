@@ -14,18 +14,10 @@ from hypothesis import assume, given, strategies as hst
 
 import sharedtree as st
 from tests import strategies
+from tests.models import Leaf, Net
 from tests.strategies import MODULES, Mutable, Pair, children, dags, is_array, partition, python_numbers, with_children
 
 IGNORE = st.Policy(on_untie="ignore")
-
-
-class Leaf(eqx.Module):
-    weight: jax.Array
-
-
-class Net(eqx.Module):
-    embed: Any
-    head: Any
 
 
 class State(eqx.Module):

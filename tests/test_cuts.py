@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings, strategies as hst
 import sharedtree as st
 from tests import strategies
 from tests.laws import assert_gradient, floats, loss
+from tests.messages import conflict
 from tests.strategies import (
     MODULES,
     Layer,
@@ -25,7 +26,6 @@ from tests.strategies import (
     python_numbers,
     twin,
 )
-from tests.test_treatments import conflict
 
 IGNORE = st.Policy(on_untie="ignore", pass_through=False)
 

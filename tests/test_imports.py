@@ -1,56 +1,22 @@
 """The package's own imports point one way, and it imports nothing that it does not need."""
 
 import ast
-import functools
 import pathlib
+import re
 import sys
 
 import pytest
 
 import sharedtree
 from sharedtree.core import _lazy_names
+from tests.package_imports import ROOT, files, imports_of, name_of
 from tests.processes import run
-
-ROOT = pathlib.Path(sharedtree.__file__).parent
 
 # The rooms: each may import from those before it, and from none after it.
 ORDER = [
     *("core", "libraries", "ties", "tree", "nn", "optim", "transforms", "compat", "linen", "serialise", "show"),
     *("errors", "__init__", "cli", "__main__"),
 ]
-
-
-def files():
-    return sorted(ROOT.rglob("*.py"))
-
-
-def name_of(path):
-    """The dotted name inside the package: `transforms._jit`, `tree`, `__init__`."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-@functools.cache
-def imports_of(path):
-    """What a file imports from the package itself, as dotted names, and what from elsewhere."""
-    own, foreign = set(), set()
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            foreign.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            foreign.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-            base = [part for part in base if part]
-            for alias in node.names:
-                target = ROOT.joinpath(*base, alias.name)
-                is_module = target.with_suffix(".py").exists() or target.is_dir()
-                own.add(".".join([*base, alias.name] if is_module else base) or "__init__")
-    own.update(
-        name.partition(".")[2].split(".")[0] or "__init__" for name in foreign if name.split(".")[0] == "sharedtree"
-    )
-    return own, foreign
 
 
 def test_every_file_has_its_place():
@@ -144,6 +110,8 @@ atexit.register(at_the_end)
 def test_what_trains_is_imported_with_the_first_transform_that_is_wrapped():
     """All of it, so that a package that is installed anew meanwhile cannot be mixed with the one that began."""
     code = """
+import pathlib
+import re
 import sys
 import sharedtree as st
 
@@ -204,3 +172,20 @@ def test_every_public_name_is_re_exported_as_itself():
     assert not hasattr(sharedtree, "Sequence")
     with pytest.raises(AttributeError, match="module 'sharedtree' has no attribute 'nothing'"):
         _ = sharedtree.nothing
+
+
+IMPORT = re.compile(r"^ *(?:from|import) (?:[^(\n]|\([^)]*\))*", re.MULTILINE)
+
+
+def test_no_file_imports_from_a_file_of_tests():
+    """What several files use is in a helper module, so that each file of tests can be moved or split alone."""
+    tests = pathlib.Path(__file__).parent
+    names = {path.stem for path in tests.rglob("test_*.py")}
+    assert len(names) > 100
+    importers = {}
+    for path in tests.rglob("*.py"):
+        # As text: to parse all files takes seconds.
+        words = {word for statement in IMPORT.findall(path.read_text()) for word in re.findall(r"\w+", statement)}
+        if imported := words & names - {path.stem}:
+            importers[path.relative_to(tests)] = imported
+    assert importers == {}

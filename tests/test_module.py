@@ -22,6 +22,7 @@ import pytest
 
 import sharedtree as st
 from tests.kinds import Free, OwnDict
+from tests.models import Opaque
 from tests.serialise.drafts import Draft
 from tests.walks import in_python
 
@@ -384,11 +385,6 @@ def test_subclasses_generics_and_modules_inside_of_others():
     model = eqx.nn.Sequential([noisy, eqx.nn.Lambda(jnp.tanh)])
     assert paths(model)[0] == ".layers[0].weight"
     assert "weight=parameter(f32[2,2])" in repr(model)
-
-
-class Opaque:
-    def __init__(self, layer):
-        self.weight = layer
 
 
 class OfLayers:

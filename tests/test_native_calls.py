@@ -15,6 +15,7 @@ from sharedtree.core._call_arguments import Arguments
 from sharedtree.core._pack_and_unpack import Tags, pack
 from sharedtree.core._walk import Rules
 from sharedtree.transforms._leaf_groups import LeafSelection
+from tests.counting import Counting
 from tests.kinds import Slots, W
 from tests.strategies import (
     Layer,
@@ -29,7 +30,6 @@ from tests.strategies import (
     partition,
     paths,
 )
-from tests.test_counts import Counting
 from tests.walks import assert_walked_alike, calls_in_python, in_python, natively
 
 RULES = [

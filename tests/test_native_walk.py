@@ -33,7 +33,7 @@ from tests.garbage import collect_all
 from tests.kinds import KINDS, ByContent, FrozenSlots, LyingDict, Noted as Odd, made
 from tests.processes import HANGS
 from tests.strategies import Layer, Mutable, Pair, Record, arguments
-from tests.test_threads import at_once
+from tests.threads import at_once
 from tests.walks import RULES, assert_alike, knows, natively, with_records
 
 pytestmark = natively

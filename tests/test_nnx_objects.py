@@ -15,10 +15,10 @@ from sharedtree.core import _classes_in_native_walk
 from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
+from tests import in_jax
 from tests.kinds import OwnDict
 from tests.processes import run
-from tests.strategies import Pair
-from tests.test_dataclass_fields import assert_as_in_jax as as_in_jax, dataclass_pools
+from tests.strategies import Pair, pools_of_classes
 from tests.walks import RULES, assert_alike, knows, natively
 
 pytest.importorskip("flax", minversion="0.12.1")  # before, some of these objects could not be made
@@ -196,7 +196,7 @@ SHARED = {
 }
 
 
-assert_as_in_jax = functools.partial(as_in_jax, objects=(nnx.Variable, nnx.Pytree, ObjectState))
+assert_as_in_jax = functools.partial(in_jax.assert_as_in_jax, objects=(nnx.Variable, nnx.Pytree, ObjectState))
 
 
 def test_an_object_is_what_it_is_in_jax():
@@ -396,7 +396,7 @@ MADE = {
 
 
 @natively
-@given(pool=dataclass_pools(MADE))
+@given(pool=pools_of_classes(MADE))
 def test_random_dags(pool):
     assert_alike([Pair(pool[-1], list(pool)), pool[-1]], Rules())
 

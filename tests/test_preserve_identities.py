@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.models import StaticField
 from tests.strategies import Layer, Mutable, Pair, partition
-from tests.test_statics import StaticField
 
 
 def tied():

@@ -8,22 +8,7 @@ import optax
 import pytest
 
 import sharedtree as st
-
-
-def embed_weight(pair):
-    return pair[0].weight
-
-
-def head_weight(pair):
-    return pair[1].weight
-
-
-def first(pair):
-    return pair[0]
-
-
-def second(pair):
-    return pair[1]
+from tests.models import embed_weight, first, head_weight, second
 
 
 def new_pair(getkey):

@@ -22,8 +22,7 @@ from jax import tree_util as jtu
 import sharedtree as st
 from sharedtree.tree._plain_data import _state_forms
 from tests import strategies as s
-from tests.test_replacing import Callable
-from tests.test_tree import Linear
+from tests.models import Linear, Scale
 
 
 @flax.struct.dataclass
@@ -331,7 +330,7 @@ def test_partial_is_its_three_fields():
     loaded = st.load_state(partial, state)
     assert loaded.func is partial.func
     assert loaded.args[0] is loaded.keywords["k"]
-    bound = jtu.Partial(Callable(3), 1)  # a module as the function, which JAX has as auxiliary data
+    bound = jtu.Partial(Scale(3), 1)  # a module as the function, which JAX has as auxiliary data
     assert st.state(bound)["func"]["weight"] == 3
     assert st.load_state(bound, {**st.state(bound), "func": {**st.state(bound.func), "weight": 4}}).func.weight == 4
 

@@ -21,6 +21,7 @@ from sharedtree.core._printing import shown
 from sharedtree.core._static_values import Static, distinguishing_text, new_static_memo
 from tests.garbage import collect_all
 from tests.kinds import ByContent, Keyed, OwnDict, Unhashable, made
+from tests.models import StaticField
 from tests.strategies import Pair, Record
 
 
@@ -32,10 +33,6 @@ class Field:
 
 
 jax.tree_util.register_pytree_node(Field, lambda m: ((), m.value), lambda value, _: Field(value))
-
-
-class StaticField(eqx.Module):
-    value: object = eqx.field(static=True)
 
 
 class Leaf(eqx.Module):

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
+from tests.models import Opaque
 from tests.strategies import Pair, node_at, paths_by_object, tower
-from tests.test_module import Opaque
 
 
 class Linear(eqx.Module):

@@ -11,7 +11,7 @@ import pytest
 
 import sharedtree as st
 from tests import processes
-from tests.test_shared_layers import embed_weight, head_weight
+from tests.models import embed_weight, head_weight
 
 lx = pytest.importorskip("lineax")
 diffrax = pytest.importorskip("diffrax")

@@ -16,8 +16,8 @@ from packaging.version import Version
 
 import sharedtree as st
 from sharedtree.serialise.trust._allow_list import IF_TRUSTED
+from tests.nnx_layers import LAYERS, layers_of_nnx
 from tests.processes import run
-from tests.test_nnx_layers import LAYERS, layers_of_nnx
 
 from .containers import naming
 from .drafts import Draft

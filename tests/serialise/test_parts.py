@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.hostile_texts import Registered
 
 from .containers import Counting, entry, file_of, forged, header_text
 from .drafts import Draft
 from .equinox_layers import make_layer
 from .isomorphic import assert_isomorphic
-from .test_grammar import Registered
-from .test_template import Block, Model, model
+from .models import Block, Model, model
 
 
 def big_model():

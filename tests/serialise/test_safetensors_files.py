@@ -19,7 +19,7 @@ import safetensors.numpy
 
 import sharedtree as st
 
-from .containers import Counting, entry
+from .containers import Counting, entry, is_of_jax
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,
@@ -85,14 +85,6 @@ def test_every_dtype(tmp_path, name):
                 load(path, mmap=mmap)
         else:
             assert_same(load(path, mmap=mmap), {"x": array})
-
-
-def is_of_jax(dtype):
-    try:
-        jax.device_put(np.zeros(1, dtype))
-    except (TypeError, ValueError, jax.errors.JaxRuntimeError):
-        return False
-    return True
 
 
 def test_64_bits():

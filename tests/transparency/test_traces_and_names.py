@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.models import Unprintable
 from tests.transparency.outcome import TRANSFORMS, Data, Model, Registered, of, outcome, separate, vec
 
 EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]
@@ -103,16 +104,6 @@ def test_jit_has_what_vanilla_jit_has():
     for transform in (jax.jit, st.jit):
         assert "own_name" in str(jax.make_jaxpr(transform(own_name))(1.0))
         assert "own_name" in transform(own_name).lower(1.0).as_text()
-
-
-class Unprintable:
-    """A callable whose own texts cannot be had."""
-
-    def __call__(self, x):
-        return x
-
-    def __repr__(self):
-        raise RuntimeError("of the object's own")
 
 
 class Unnamed(Unprintable):
