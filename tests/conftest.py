@@ -26,7 +26,7 @@ from tests.processes import forking
 # No test may need a collection; those of what one can interrupt have it collect at each allocation.
 gc.set_threshold(10_000, 10, 10)
 
-collect_ignore = ["typing"]  # checked by pyright, never run
+collect_ignore = ["typing", "programs"]  # checked by pyright, never run; and run in processes of their own
 
 # How long something takes says more of the machine than of the test.
 untimed = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

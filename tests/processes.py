@@ -13,6 +13,11 @@ HANGS = 3600
 """Seconds that no program takes, on however busy a machine, but one that hangs."""
 
 
+def program(name):
+    """The text of a program in `tests/programs/`, which is run in a process of its own."""
+    return (ROOT / "tests" / "programs" / f"{name}.py").read_text()
+
+
 def run(code, *arguments, cwd=ROOT, options=(), **environment):
     """What a program prints, which has to end well."""
     command = [sys.executable, *options, "-c", textwrap.dedent(code), *map(str, arguments)]
@@ -22,54 +27,16 @@ def run(code, *arguments, cwd=ROOT, options=(), **environment):
     return done.stdout
 
 
-FORKING = """
-import json, os, runpy, sys, types
-import equinox, jax, sharedtree
-
-def run(folder, arguments):
-    os.chdir(folder)
-    sys.argv = arguments[1:] if arguments[0] in ("-c", "-m") else arguments
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    if arguments[0] == "-m":
-        sys.path[0] = folder
-        return runpy._run_module_as_main(arguments[1])
-    if arguments[0] == "-c":
-        code = arguments[1]
-    else:
-        main.__file__ = os.path.abspath(arguments[0])
-        sys.path[0] = os.path.dirname(main.__file__)
-        code = open(main.__file__).read()
-    exec(compile(code, getattr(main, "__file__", "<string>"), "exec"), main.__dict__)
-
-for line in sys.stdin:
-    folder, arguments, *outputs = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, path in enumerate(outputs, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-        status = 1
-        try:
-            run(folder, arguments)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""A program that runs others as Python does, each in a fork of itself: none has to import JAX and the library."""
-
-
 @contextlib.contextmanager
 def forking(outputs):
-    """A function that runs programs, as `python` is called, and returns their status, what they print and their errors.
+    """Yields a function that runs a program, as `python` is called, and returns its status, output and errors.
 
-    They begin with the library imported, and no backend of JAX's. What is printed goes through files of a folder.
+    Each program runs in a fork of one process, so that none has to import JAX and the library. It begins with these
+    imported, and with no backend of JAX. What it prints goes through files of a folder.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", FORKING], env=env, **pipes) as server:
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", program("fork_server")], env=env, **pipes) as server:
 
         def ran(folder, *arguments):
             paths = [outputs / name for name in ("out", "err")]

@@ -1,4 +1,4 @@
-"""A model that is saved whole, in parts, and into templates."""
+"""Models that are saved whole, in parts, and into templates."""
 
 from typing import Any
 
@@ -24,6 +24,12 @@ class Model(eqx.Module):
     decoder: Any
     table: Any
     name: str = eqx.field(static=True, default="m")
+
+
+class Token(eqx.Module):
+    """Hashed by its field."""
+
+    name: str
 
 
 def model(start=0.0, tied=True):
