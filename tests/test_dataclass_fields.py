@@ -262,10 +262,13 @@ INSTANCES = {
 ALL = READ | LEFT | INSTANCES
 
 
-def test_a_dataclass_is_what_it_is_in_jax():
-    for make in ALL.values():
-        assert_as_in_jax(make())
-        assert_as_in_jax([make()])
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_a_dataclass_is_what_it_is_in_jax(make):
+    assert_as_in_jax(make())
+    assert_as_in_jax([make()])
+
+
+def test_which_dataclasses_are_read_field_by_field():
     assert [name for name, make in READ.items() if fields_of(type(make())) is None] == []
     assert [name for name, make in LEFT.items() if fields_of(type(make())) is not None] == []
     assert [cls for cls in (int, list, jax.tree_util.Partial, st.Dag) if fields_of(cls) is not None] == []

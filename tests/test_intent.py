@@ -218,13 +218,13 @@ def test_eager_transforms_remember_nothing():
     assert not list(f._shared.seen._traces_of.items())
 
 
-def test_no_other_model_is_excused():
-    for name, f in NOT_MEANT.items():
-        found = warnings_of(st.jit(f), tied(), tied(9.0))
-        assert found, name
-        assert any("`b.embed` and `b.head`" in text or "`a.embed` and `a.head`" in text for text in found), name
-        if "teacher" in name:
-            assert "`b.embed` and `b.head`" in found[0]
+@pytest.mark.parametrize(("name", "f"), NOT_MEANT.items(), ids=NOT_MEANT)
+def test_no_other_model_is_excused(name, f):
+    found = warnings_of(st.jit(f), tied(), tied(9.0))
+    assert found
+    assert any("`b.embed` and `b.head`" in text or "`a.embed` and `a.head`" in text for text in found)
+    if "teacher" in name:
+        assert "`b.embed` and `b.head`" in found[0]
 
 
 def test_one_warning_for_all_paths_of_a_tie_or_for_the_part_that_stays_tied():

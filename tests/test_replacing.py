@@ -140,10 +140,10 @@ def test_what_a_replacement_keeps_of_the_shared_part_needs_no_tying():
     assert result.head.weight is result.embed.weight is model.embed.weight
 
 
-def test_taking_a_tied_part_away_is_quiet():
-    for new in (None, eqx.nn.Identity(), Dense(None), 3, [jnp.ones(1)]):
-        result = st.tree.at(lambda m: m.head, tied(), new)
-        assert result.embed.weight.shape == (3, 2)
+@pytest.mark.parametrize("new", [None, eqx.nn.Identity(), Dense(None), 3, [jnp.ones(1)]])
+def test_taking_a_tied_part_away_is_quiet(new):
+    result = st.tree.at(lambda m: m.head, tied(), new)
+    assert result.embed.weight.shape == (3, 2)
 
 
 LOST = {
@@ -212,13 +212,13 @@ def test_a_node_is_never_a_predicate():
         st.tree.partition(mlp, jax.tree_util.Partial(eqx.is_array))
 
 
-def test_what_is_neither_a_boolean_nor_a_function_is_refused():
-    for spec in (eqx.nn.Identity(), 1, "yes", None, jax.tree_util.Partial(eqx.is_array)):
-        with pytest.raises(ValueError):
-            eqx.partition([jnp.ones(2)], [spec])
-        with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec`") as caught:
-            st.tree.partition([jnp.ones(2)], [spec])
-        assert caught.value.paths == ("[0]",)
+@pytest.mark.parametrize("spec", [eqx.nn.Identity(), 1, "yes", None, jax.tree_util.Partial(eqx.is_array)])
+def test_what_is_neither_a_boolean_nor_a_function_is_refused(spec):
+    with pytest.raises(ValueError):
+        eqx.partition([jnp.ones(2)], [spec])
+    with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec`") as caught:
+        st.tree.partition([jnp.ones(2)], [spec])
+    assert caught.value.paths == ("[0]",)
 
 
 def placed(halves):

@@ -95,12 +95,14 @@ def test_what_carries_no_identity_is_never_a_tie():
     assert [st.ties(tree) for tree in values] == [()] * len(values)
 
 
-def test_mutable_containers_are_tied_even_if_empty():
-    for make in (list, dict, collections.OrderedDict, collections.deque, lambda: collections.defaultdict(int)):
-        box = make()
-        (tie,) = st.ties(Pair(box, box))
-        assert (tie.paths, tie.kind, tie.nbytes) == ((".first", ".second"), "container", 0)
-        assert st.ties(Pair(make(), make())) == ()
+@pytest.mark.parametrize(
+    "make", [list, dict, collections.OrderedDict, collections.deque, lambda: collections.defaultdict(int)]
+)
+def test_mutable_containers_are_tied_even_if_empty(make):
+    box = make()
+    (tie,) = st.ties(Pair(box, box))
+    assert (tie.paths, tie.kind, tie.nbytes) == ((".first", ".second"), "container", 0)
+    assert st.ties(Pair(make(), make())) == ()
 
 
 LEAVES = {

@@ -162,10 +162,10 @@ class Layer(eqx.Module):
     __call__, __repr__ = Unprintable.__call__, Unprintable.__repr__
 
 
-def test_a_transformed_module_prints_where_equinox_s_does():
-    for transform in (eqx.filter_jit, eqx.filter_grad, eqx.filter_vmap, eqx.filter_checkpoint):
-        assert repr(transform(Layer(vec())))
-        assert "TransformedModule" in repr(st.preserve_identities(transform)(Layer(vec())))
+@pytest.mark.parametrize("transform", [eqx.filter_jit, eqx.filter_grad, eqx.filter_vmap, eqx.filter_checkpoint])
+def test_a_transformed_module_prints_where_equinox_s_does(transform):
+    assert repr(transform(Layer(vec())))
+    assert "TransformedModule" in repr(st.preserve_identities(transform)(Layer(vec())))
 
 
 def test_warnings_and_errors_about_what_cannot_be_printed():
