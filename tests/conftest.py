@@ -23,6 +23,11 @@ from jax._src import compilation_cache, lru_cache
 
 from tests.processes import forking
 
+# Helpers whose assertions say what they compared.
+pytest.register_assert_rewrite(
+    *[f"tests.{name}" for name in ("hostile_texts", "in_jax", "laws", "messages", "nnx_layers", "threads", "walks")]
+)
+
 # No test may need a collection; those of what one can interrupt have it collect at each allocation.
 gc.set_threshold(10_000, 10, 10)
 
