@@ -21,12 +21,17 @@ import jax
 import pytest
 from jax._src import compilation_cache, lru_cache
 
-from tests.serialise.process import forking
+from tests.processes import forking
+
+# Helpers whose assertions say what they compared.
+pytest.register_assert_rewrite(
+    *[f"tests.{name}" for name in ("hostile_texts", "in_jax", "laws", "messages", "nnx_layers", "threads", "walks")]
+)
 
 # No test may need a collection; those of what one can interrupt have it collect at each allocation.
 gc.set_threshold(10_000, 10, 10)
 
-collect_ignore = ["typing"]  # checked by pyright, never run
+collect_ignore = ["typing", "programs"]  # checked by pyright, never run; and run in processes of their own
 
 # How long something takes says more of the machine than of the test.
 untimed = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -20,13 +20,12 @@ import pytest
 from flax import nnx
 
 import sharedtree as st
-from tests import test_untying_transforms
+from tests import vanilla_transforms
 from tests.deep import lists
 from tests.fixes import Scenario, scenario, scenarios
-from tests.kinds import Free
+from tests.kinds import Free, Noted
+from tests.models import Leaf, Net
 from tests.strategies import Mutable, tower
-from tests.test_branches import Leaf, Net
-from tests.test_private_names import Static
 
 
 class Selecting(eqx.Module):
@@ -816,7 +815,7 @@ def a_filter_of_nnx_for_one_argument(path):
 
 def _made_for_another(make, call):
     f = st.jit(lambda net: net.x * net.k)
-    one, two = Static(jnp.ones(2), 1), Static(jnp.ones(2), 2)
+    one, two = Noted(jnp.ones(2), 1), Noted(jnp.ones(2), 2)
     made = make(f, one)
 
     def after(program):
@@ -1071,7 +1070,7 @@ scenarios(
         lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()
     ),
     a_tracer_in_a_static_place=lambda: of(
-        lambda: st.jit(lambda x: Static(x, x))(jnp.ones(2)),
+        lambda: st.jit(lambda x: Noted(x, x))(jnp.ones(2)),
         st.errors.StaticTracerError,
         cls=(own := own_class()).pop("Own"),
         **own,
@@ -1265,7 +1264,7 @@ scenarios(
         INCONSISTENT, lambda dag: loss(dag.tree), dag=st.Dag(tied())
     ),
     a_marked_attribute_that_gets_a_text=lambda: _assigning("text", "text", before=st.parameter(jnp.ones(2))),
-    a_static_field_that_changes=lambda: of(_retraced(Static), st.RetraceWarning),
+    a_static_field_that_changes=lambda: of(_retraced(Noted), st.RetraceWarning),
     a_function_that_is_made_anew=lambda: of(
         _retraced_by(lambda: lambda x: x),
         st.RetraceWarning,
@@ -1376,7 +1375,7 @@ scenarios(
     operands_without_an_adapter_for_them=lambda: _takes_operands(None),
     operands_like_those_of_a_transform_that_takes_none=lambda: _takes_operands(jax.jit),
     a_branch_with_another_static_value=lambda: of(
-        lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)), MISMATCH
+        lambda: st.cond(True, lambda x: Noted(x, "a"), lambda x: Noted(x, "b"), jnp.ones(2)), MISMATCH
     ),
     a_state_of_other_names=lambda: of(
         lambda model, state: st.load_state(model, state),
@@ -1427,22 +1426,22 @@ scenarios(
 
 
 VANILLA = {
-    "jax.lax.scan": {"f": lambda m, _: (test_untying_transforms.double(m), None), "init": tied(), "xs": jnp.ones(2)},
-    "jax.lax.map": {"f": test_untying_transforms.double, "xs": tied()},
-    "jax.lax.while_loop": {"cond_fun": lambda m: m.embed.weight[0, 1] < 10, "body_fun": test_untying_transforms.double},
-    "jax.lax.fori_loop": {"lower": 0, "upper": 2, "body_fun": lambda _, m: test_untying_transforms.double(m)},
-    "jax.lax.cond": {"pred": jnp.array(True), "true_fun": test_untying_transforms.double, "false_fun": lambda m: m},
-    "jax.lax.switch": {"index": jnp.array(0), "branches": [test_untying_transforms.double, lambda m: m]},
-    "jax.jit": {"f": test_untying_transforms.double},
-    "jax.checkpoint": {"f": test_untying_transforms.double},
-    "jax.vmap": {"f": test_untying_transforms.double},
+    "jax.lax.scan": {"f": lambda m, _: (vanilla_transforms.double(m), None), "init": tied(), "xs": jnp.ones(2)},
+    "jax.lax.map": {"f": vanilla_transforms.double, "xs": tied()},
+    "jax.lax.while_loop": {"cond_fun": lambda m: m.embed.weight[0, 1] < 10, "body_fun": vanilla_transforms.double},
+    "jax.lax.fori_loop": {"lower": 0, "upper": 2, "body_fun": lambda _, m: vanilla_transforms.double(m)},
+    "jax.lax.cond": {"pred": jnp.array(True), "true_fun": vanilla_transforms.double, "false_fun": lambda m: m},
+    "jax.lax.switch": {"index": jnp.array(0), "branches": [vanilla_transforms.double, lambda m: m]},
+    "jax.jit": {"f": vanilla_transforms.double},
+    "jax.checkpoint": {"f": vanilla_transforms.double},
+    "jax.vmap": {"f": vanilla_transforms.double},
     "jax.grad": {},
     "jax.value_and_grad": {},
     "jax.vjp": {},
-    "jax.jvp": {"f": test_untying_transforms.double, "tangent": tied()},
-    "equinox.filter_jit": {"f": test_untying_transforms.double},
-    "equinox.filter_checkpoint": {"f": test_untying_transforms.double},
-    "equinox.filter_vmap": {"f": test_untying_transforms.double},
+    "jax.jvp": {"f": vanilla_transforms.double, "tangent": tied()},
+    "equinox.filter_jit": {"f": vanilla_transforms.double},
+    "equinox.filter_checkpoint": {"f": vanilla_transforms.double},
+    "equinox.filter_vmap": {"f": vanilla_transforms.double},
     "equinox.filter_grad": {},
     "equinox.filter_value_and_grad": {},
 }
@@ -1451,7 +1450,7 @@ VANILLA = {
 
 def untied_by(title):
     """A function unties its model by a vanilla transform. With ours the model keeps its tie."""
-    before = test_untying_transforms.tied()
+    before = vanilla_transforms.tied()
 
     def after(names):
         results = [names[name] for name in ("carry", "ys", "gradient", "tangent") if name in names]
@@ -1465,7 +1464,7 @@ def untied_by(title):
 
     names = {"model": before, "before": before, **VANILLA[title]}
     # A function that is new each time, which JAX has to trace again.
-    provoke = lambda: st.jit(lambda model: test_untying_transforms.VANILLA[title](model))(before)
+    provoke = lambda: st.jit(lambda model: vanilla_transforms.VANILLA[title](model))(before)
     scenario = of(provoke, st.UntiedWarning, are_alternatives=True, **names)
     scenario.after = after
     return scenario

@@ -71,11 +71,20 @@ class Keyed:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(slots=True, frozen=True)
-class Slots:
+class FrozenSlots:
     """A dataclass without a `__dict__`."""
 
     weight: Any
     size: int = dataclasses.field(metadata={"static": True})
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
+@dataclasses.dataclass(slots=True)
+class Slots:
+    """A dataclass without a `__dict__`, whose fields can be assigned to."""
+
+    w: Any
+    static: Any
 
 
 class ByContent:
@@ -89,6 +98,27 @@ class ByContent:
 
     def __hash__(self) -> int:
         return hash(self.content)
+
+
+class Unhashable:
+    """Static, with an `==` of its own and no hash."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Unhashable and self.value == other.value
+
+
+class OwnDict(dict):
+    """A dictionary of a class of its own."""
+
+
+class LyingDict(dict):
+    """Claims to have what it lacks."""
+
+    def __getitem__(self, name: Any) -> Any:
+        return 5
 
 
 class Incomparable:
@@ -160,7 +190,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "registered, with keys": lambda: Keyed(W, ("note", 1)),
     "registered, mutable auxiliary data": lambda: Keyed(W, ["note", {"a": 1}]),
     "a dataclass": lambda: Record(W, Record(W, 1, "inner")),
-    "a dataclass with slots": lambda: [Slots(W, 1), Slots(Slots(W, 2), 1)],
+    "a dataclass with slots": lambda: [FrozenSlots(W, 1), FrozenSlots(FrozenSlots(W, 2), 1)],
     "a partial": lambda: jax.tree_util.Partial(jnp.sin, W),
     "a mutable module": lambda: Free(
         weight=st.parameter(W), inner=[Free(calls=st.state_field(0), size=(2, "a"))], name="x"

@@ -19,9 +19,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sharedtree as st
+from tests.messages import conflict
+from tests.models import BiasedNet
 from tests.strategies import Mutable, Pair
-from tests.test_intent import Net
-from tests.test_treatments import conflict
 
 IN_PLACE = st.Policy(in_place=True)
 IGNORE = st.Policy(on_untie="ignore")
@@ -41,7 +41,7 @@ def explicit():
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
 
 
-NET = Net(P("x"), P("x"), None)
+NET = BiasedNet(P("x"), P("x"), None)
 """How both arrays of a model are split."""
 
 
@@ -51,11 +51,11 @@ def weight():
 
 def tied():
     w = weight()
-    return Net(w, w)
+    return BiasedNet(w, w)
 
 
 def untied():
-    return Net(weight(), weight())
+    return BiasedNet(weight(), weight())
 
 
 def values(tree):
@@ -93,7 +93,7 @@ def test_a_tied_leaf_is_one_input_and_one_output(mesh):
 
 
 def nets_in(tree):
-    is_net = lambda value: isinstance(value, Net)
+    is_net = lambda value: isinstance(value, BiasedNet)
     return list(filter(is_net, jax.tree.leaves(tree, is_leaf=is_net)))
 
 
@@ -105,10 +105,10 @@ AS_VANILLA = {
     ),
     "an array in two arguments": (
         lambda net, other: jax.lax.psum((net.embed * other.embed[0]).sum(), "x"),
-        (P("x"), P()), P(), lambda net: (net, Net(net.embed, net.embed)), (True, False),
+        (P("x"), P()), P(), lambda net: (net, BiasedNet(net.embed, net.embed)), (True, False),
     ),
     "results that leave in two ways": (
-        lambda net: (net, net), P(), (Net(P(), P(), None), P("x")), lambda net: (net,), (True, True),
+        lambda net: (net, net), P(), (BiasedNet(P(), P(), None), P("x")), lambda net: (net,), (True, True),
     ),
     **{
         f"one specification written as {other}": (
@@ -118,7 +118,7 @@ AS_VANILLA = {
     },
     "where no leaf is traced there is no treatment": (
         lambda a, b, x: x * 2, (P("x"), P(), P("x")), P("x"),
-        lambda _: (*[Net(None, None)] * 2, weight()), (True, True),
+        lambda _: (*[BiasedNet(None, None)] * 2, weight()), (True, True),
     ),
     **{
         f"in a container as {in_specs}": (
@@ -133,7 +133,7 @@ AS_VANILLA = {
     },
     "static": (
         lambda net, x: x * net.embed.sum() * isinstance(net.embed, np.ndarray), (None, P("x")), P("x"),
-        lambda _: (Net(*[np.ones(2, np.float32)] * 2), weight()), (True, True),
+        lambda _: (BiasedNet(*[np.ones(2, np.float32)] * 2), weight()), (True, True),
     ),
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ def test_a_module_under_two_specifications(mesh):
     exec(fix.group(1), names)
     product = mapped(lambda a, b: a.embed @ b.head.T, P("x"), P())(names["a"], names["b"])
     np.testing.assert_array_equal(product, weight() @ weight().T)
-    error = conflict(lambda: mapped(lambda t: t, Pair(NET, Net(P(), P(), None)))(Pair(a, a)))
+    error = conflict(lambda: mapped(lambda t: t, Pair(NET, BiasedNet(P(), P(), None)))(Pair(a, a)))
     assert error.paths == ("t.first.embed", "t.first.head", "t.second.embed", "t.second.head")
 
 
@@ -190,12 +190,12 @@ def test_an_explicit_mesh_needs_no_specifications(explicit):
             seen.append((net.embed is net.head, net.embed.shape))
             return net.embed + net.head
 
-        result = st.shard_map(f, out_specs=P("x"))(Net(w, w))
+        result = st.shard_map(f, out_specs=P("x"))(BiasedNet(w, w))
         assert seen == [(True, (2, 4))]
         np.testing.assert_array_equal(result, 2 * weight())
         assert result.sharding == jax.shard_map(lambda w: w + w, out_specs=P("x"))(w).sharding
         with pytest.raises(ValueError, match="in_specs"):
-            st.shard_map(f, out_specs=P("x"), policy=IN_PLACE)(Net(w, w))
+            st.shard_map(f, out_specs=P("x"), policy=IN_PLACE)(BiasedNet(w, w))
 
 
 def test_some_axes_of_the_mesh_and_other_transforms(mesh):
@@ -214,7 +214,7 @@ def test_some_axes_of_the_mesh_and_other_transforms(mesh):
     np.testing.assert_array_equal(result, weight() / 2)
     mapped = st.shard_map(lambda net: net.embed + net.head, mesh=mesh, in_specs=(NET,), out_specs=P("x"))
     w = jnp.stack([weight(), weight() + 1])
-    np.testing.assert_array_equal(st.vmap(mapped)(Net(w, w)), 2 * w)
+    np.testing.assert_array_equal(st.vmap(mapped)(BiasedNet(w, w)), 2 * w)
 
 
 ERRORS = [
@@ -247,7 +247,7 @@ def test_errors_are_those_of_jax(mesh):
         assert found == expected
     pmapped = lambda library, **options: library.pmap(lambda net: net, **options)
     for call in (
-        lambda library: pmapped(library)(Net(jnp.ones(9), jnp.ones(9))),
+        lambda library: pmapped(library)(BiasedNet(jnp.ones(9), jnp.ones(9))),
         *[lambda library, axes=axes: pmapped(library, in_axes=axes)(untied()) for axes in ("x", None)],
         lambda library: pmapped(library, out_axes="x")(untied()),
         lambda library: pmapped(library, static_broadcasted_argnums=3)(untied()),
@@ -261,11 +261,11 @@ def test_errors_are_those_of_jax(mesh):
 def test_errors_name_the_leaf(mesh):
     shard = lambda in_specs, out_specs: st.shard_map(lambda n: n, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
     with pytest.raises(ValueError, match=r"out_specs is P\w*\(\)"):
-        st.jit(shard(P("x"), Net(P("x"), P(), None)))(untied())
+        st.jit(shard(P("x"), BiasedNet(P("x"), P(), None)))(untied())
     with pytest.raises(ValueError, match=r"\(\*args\).head has shape float32\[1,4\]"):
-        shard(P("x"), Net(P("x"), P("x", None, None)))(untied())
+        shard(P("x"), BiasedNet(P("x"), P("x", None, None)))(untied())
     with pytest.raises((TypeError, ValueError), match="out_specs"):
-        shard(P("x"), Net(P("x"), None, None))(untied())
+        shard(P("x"), BiasedNet(P("x"), None, None))(untied())
     for wrong in (Pair(P(), P()), {"a": P()}):
         with pytest.raises(st.errors.SharingMismatchError, match="`out_specs` does not fit"):
             shard(P("x"), wrong)(tied())
@@ -283,7 +283,7 @@ def test_data_parallel_gradients(mesh, check_vma):
     x = jnp.linspace(0, 1, 128).reshape(16, 8)
 
     def single(w):
-        return jax.value_and_grad(lambda w: loss(Net(w, w), x))(w)
+        return jax.value_and_grad(lambda w: loss(BiasedNet(w, w), x))(w)
 
     def step(net, x):
         value, gradient = st.value_and_grad(lambda net: jax.lax.pmean(loss(net, x), "x"))(net)
@@ -294,7 +294,7 @@ def test_data_parallel_gradients(mesh, check_vma):
         mean = st.shard_map(
             lambda net, x: jax.lax.pmean(loss(net, x), "x"),
             mesh=mesh,
-            in_specs=(Net(P(), P(), None), P("x")),
+            in_specs=(BiasedNet(P(), P(), None), P("x")),
             out_specs=P(),
             check_vma=check_vma,
         )
@@ -372,14 +372,14 @@ def test_pmap():
     def f(net, k):
         seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
         total = jax.lax.psum(net.embed.sum(), "i")
-        return Net(net.embed * k, net.head + total, None if net.bias is None else net.bias * 2)
+        return BiasedNet(net.embed * k, net.head + total, None if net.bias is None else net.bias * 2)
 
-    parted = Net(weight(), weight(), jnp.arange(16.0).reshape(2, 8))
-    parted_axes = {"in_axes": (Net(0, None, 1), None), "out_axes": Net(1, None, 0)}
+    parted = BiasedNet(weight(), weight(), jnp.arange(16.0).reshape(2, 8))
+    parted_axes = {"in_axes": (BiasedNet(0, None, 1), None), "out_axes": BiasedNet(1, None, 0)}
     one_axis = {"in_axes": (0, None), "out_axes": 0}
     for options, net, twin, shapes in (
         (one_axis, tied(), untied(), (True, (4,), (4,))),
-        (parted_axes, Net(parted.embed, parted.embed, parted.bias), parted, (False, (4,), (8, 4))),
+        (parted_axes, BiasedNet(parted.embed, parted.embed, parted.bias), parted, (False, (4,), (8, 4))),
     ):
         options |= {"axis_name": "i", "static_broadcasted_argnums": 1}
         mapped, vanilla = st.pmap(f, policy=IGNORE, **options), jax.pmap(f, **options)
@@ -388,7 +388,9 @@ def test_pmap():
             result = mapped(net, k)
         assert seen == [shapes] * 2
         same_arrays(result, vanilla(twin, 3))
-    both = st.pmap(lambda net: st.tree.map(jnp.sin, net), in_axes=(Net(0, 0, None),), out_axes=Net(0, 0, None))(tied())
+    both = st.pmap(
+        lambda net: st.tree.map(jnp.sin, net), in_axes=(BiasedNet(0, 0, None),), out_axes=BiasedNet(0, 0, None)
+    )(tied())
     assert both.embed is both.head
 
 
@@ -402,7 +404,7 @@ def test_pmap_conflicts_and_donation():
     conflict(lambda: st.pmap(lambda a, b: a.embed, donate_argnums=0)(net, net.embed))
     assert not net.embed.is_deleted()
     w = jax.pmap(lambda x: x)(weight())
-    result = st.pmap(lambda net: st.tree.map(lambda w: w + 1, net), donate_argnums=0)(Net(w, w))
+    result = st.pmap(lambda net: st.tree.map(lambda w: w + 1, net), donate_argnums=0)(BiasedNet(w, w))
     assert w.is_deleted()
     assert result.embed is result.head
     np.testing.assert_array_equal(result.embed, weight() + 1)
@@ -448,14 +450,14 @@ def sharded(mesh, spec=ROWS):
 def test_filter_shard(mesh):
     filter_shard = st.preserve_identities(eqx.filter_shard)
     net = tied()
-    for place in (sharded(mesh), jax.devices()[3], Net(sharded(mesh), sharded(mesh), None)):
+    for place in (sharded(mesh), jax.devices()[3], BiasedNet(sharded(mesh), sharded(mesh), None)):
         moved = filter_shard(net, place)
         assert moved.embed is moved.head
         expected = eqx.filter_shard(untied(), place)
         assert moved.embed.sharding == expected.embed.sharding
         both = st.jit(lambda net: filter_shard(net, place))(net) if not isinstance(place, jax.Device) else moved
         assert both.embed is both.head
-    error = conflict(lambda: filter_shard(tied(), Net(sharded(mesh), sharded(mesh, P()), None)))
+    error = conflict(lambda: filter_shard(tied(), BiasedNet(sharded(mesh), sharded(mesh, P()), None)))
     assert error.paths == ("tree.embed", "tree.head")
     assert "equinox.filter_shard" in str(error)
     mixed = filter_shard({"net": tied(), "name": "text", "number": 1.5}, sharded(mesh, P()))
@@ -465,15 +467,16 @@ def test_filter_shard(mesh):
 
 def test_device_put_and_constraints_inside_a_module(mesh):
     net = tied()
-    for place in (sharded(mesh), Net(sharded(mesh), sharded(mesh), None)):
+    for place in (sharded(mesh), BiasedNet(sharded(mesh), sharded(mesh), None)):
         moved = st.device_put(net, place)
         assert moved.embed is moved.head
         assert [shard.data.shape for shard in moved.embed.addressable_shards] == [(1, 4)] * 8
-    error = conflict(lambda: st.device_put(net, Net(sharded(mesh), sharded(mesh, P()), None)))
+    error = conflict(lambda: st.device_put(net, BiasedNet(sharded(mesh), sharded(mesh, P()), None)))
     assert error.paths == ("tree.embed", "tree.head")
-    where = Net(sharded(mesh, P(None, None)), sharded(mesh, P(None, None)), None)
+    where = BiasedNet(sharded(mesh, P(None, None)), sharded(mesh, P(None, None)), None)
     f = st.jit(
-        lambda net: st.with_sharding_constraint(net, where), in_shardings=(Net(sharded(mesh), sharded(mesh), None),)
+        lambda net: st.with_sharding_constraint(net, where),
+        in_shardings=(BiasedNet(sharded(mesh), sharded(mesh), None),),
     )
     assert len(eqns_of(f.trace(net).jaxpr.jaxpr, "sharding_constraint")) == 1
     result = f(net)
@@ -482,14 +485,14 @@ def test_device_put_and_constraints_inside_a_module(mesh):
 
 
 def test_specifications_that_differ_within_one_module_are_cut_and_said(mesh):
-    model = Net(jnp.arange(64.0).reshape(8, 8), None)
-    model = Net(model.embed, model.embed)
+    model = BiasedNet(jnp.arange(64.0).reshape(8, 8), None)
+    model = BiasedNet(model.embed, model.embed)
     f = lambda net: net.embed + net.head.T
-    options = {"mesh": mesh, "in_specs": (Net(P("x"), P(None, "x"), None),), "out_specs": P("x")}
+    options = {"mesh": mesh, "in_specs": (BiasedNet(P("x"), P(None, "x"), None),), "out_specs": P("x")}
     with pytest.warns(st.UntiedWarning, match=r"(?s)cut in.*`net.embed`: in_specs.*`net.head`: in_specs") as caught:
         result = st.shard_map(f, **options)(model)
     assert len(caught) == 1
-    np.testing.assert_array_equal(result, jax.shard_map(f, **options)(Net(model.embed + 0, model.head + 0)))
+    np.testing.assert_array_equal(result, jax.shard_map(f, **options)(BiasedNet(model.embed + 0, model.head + 0)))
     st.shard_map(f, **options)(st.untie(model))
 
 
@@ -552,10 +555,10 @@ def test_rules_by_name_keep_a_tie_or_are_refused(name, data):
 
 
 def test_the_error_of_two_places_names_both_and_its_fixes_run(mesh):
-    model = Net(jnp.arange(64.0).reshape(8, 8), None)
-    model = Net(model.embed, model.embed)
+    model = BiasedNet(jnp.arange(64.0).reshape(8, 8), None)
+    model = BiasedNet(model.embed, model.embed)
     rule = lambda path, leaf: sharded(mesh, P("x") if "embed" in jax.tree_util.keystr(path) else P(None, "x"))
-    rules = jax.tree_util.tree_map_with_path(rule, Net(1, 2))
+    rules = jax.tree_util.tree_map_with_path(rule, BiasedNet(1, 2))
     double = lambda net: st.tree.map(lambda x: 2 * x, net)
     calls = {
         "net": lambda model, shardings: st.jit(double, in_shardings=(shardings,))(model),
@@ -589,7 +592,10 @@ def test_one_place_also_across_the_modules_of_one_argument(mesh, holder):
         "list": lambda a, b: [a, b],
     }[holder]
     rows, columns, w = sharded(mesh), sharded(mesh, P(None, "x")), jnp.arange(64.0).reshape(8, 8)
-    model, rules = make(Net(w, None, None), Net(w, None, None)), make(Net(rows, None, None), Net(columns, None, None))
+    model, rules = (
+        make(BiasedNet(w, None, None), BiasedNet(w, None, None)),
+        make(BiasedNet(rows, None, None), BiasedNet(columns, None, None)),
+    )
     calls = [
         lambda rules: st.jit(lambda m: m, in_shardings=(rules,))(model),
         lambda rules: st.jit(lambda m, x: st.tree.map(lambda y: y * x, m), in_shardings=(rules, None))(model, 2.0),
@@ -599,7 +605,7 @@ def test_one_place_also_across_the_modules_of_one_argument(mesh, holder):
         calls.append(lambda rules: st.jit(lambda m: m, out_shardings=rules)(model))
     for call in calls:
         assert len(conflict(lambda call=call: call(rules)).paths) == 2
-        one, other = jax.tree.leaves(call(make(Net(rows, None, None), Net(rows, None, None))))
+        one, other = jax.tree.leaves(call(make(BiasedNet(rows, None, None), BiasedNet(rows, None, None))))
         assert one is other
     plain = {"q": w, "k": w}  # arrays of a batch
     out = st.jit(lambda d: d, in_shardings=({"q": rows, "k": columns},))(plain)
@@ -610,12 +616,12 @@ def test_arrays_in_two_arguments_or_results_stay_soft(mesh):
     """A target network starts as the model's arrays, and each is put where its own rules say."""
     rows, columns, w = sharded(mesh), sharded(mesh, P(None, "x")), jnp.arange(64.0).reshape(8, 8)
     add = lambda a, b: (a.embed + b.embed, (a, b))
-    f = st.jit(add, in_shardings=(Net(rows, rows, None), Net(columns, columns, None)))
-    total, (a, b) = f(Net(w, w), Net(w, w))
+    f = st.jit(add, in_shardings=(BiasedNet(rows, rows, None), BiasedNet(columns, columns, None)))
+    total, (a, b) = f(BiasedNet(w, w), BiasedNet(w, w))
     np.testing.assert_array_equal(total, 2 * w)
     assert a.embed is a.head
     assert b.embed is b.head
-    parted = st.jit(lambda net: (net, net), out_shardings=(rows, columns))(Net(w, w))
+    parted = st.jit(lambda net: (net, net), out_shardings=(rows, columns))(BiasedNet(w, w))
     assert [net.embed.sharding.spec for net in parted] == [P("x"), P(None, "x")]
     assert all(net.embed is net.head for net in parted)
 
@@ -633,18 +639,18 @@ def test_copies_that_vanilla_placed_differently_have_lost_their_tie(mesh, answer
     }[of]
     use = st.jit(lambda net: jax.tree.map(lambda x: x.shape, net) and 1)
     w = base()
-    use(Net(w, w))
+    use(BiasedNet(w, w))
     place = lambda leaf, spec: leaf if spec is None else jax.device_put(leaf, sharded(mesh, spec))
     for other in (base(), base()[::-1]):
-        loose = Net(place(base(), answers[0]), place(other, answers[1]))
+        loose = BiasedNet(place(base(), answers[0]), place(other, answers[1]))
         is_lost = other[0, 0] == w[0, 0]
         with pytest.warns(st.UntiedWarning, match="earlier call") if is_lost else contextlib.nullcontext():
             use(loose)
         use = st.jit(lambda net: jax.tree.map(lambda x: x.shape, net) and 1)
-        use(Net(w, w))
+        use(BiasedNet(w, w))
     zeros = jnp.zeros((8, 8))
-    use(Net(zeros, zeros))
-    use(Net(place(zeros, answers[0]), place(zeros + 0, answers[1])))
+    use(BiasedNet(zeros, zeros))
+    use(BiasedNet(place(zeros, answers[0]), place(zeros + 0, answers[1])))
 
 
 def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
@@ -657,7 +663,7 @@ def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
             seen.append(jax.typeof(net.embed).sharding.spec)
             return st.tree.map(lambda w: 2 * w, net), name == "this"
 
-        specs = Net(where, where, None)
+        specs = BiasedNet(where, where, None)
         for options in ({"in_shardings": (specs,)}, {}):
             seen.clear()
             f = st.jit(f, static_argnums=1, out_shardings=(specs, None), **options)
@@ -694,6 +700,6 @@ def test_explicit_meshes(explicit):
         result = st.jit(lambda net: st.tree.map(lambda w: jax.sharding.reshard(w, P("y", None)), net))(net)
         assert result.embed is result.head
         assert jax.typeof(result.embed).sharding.spec == P("y", None)
-        specs = Net(P("x", "y"), P("x", "y"), None)
+        specs = BiasedNet(P("x", "y"), P("x", "y"), None)
         result = st.shard_map(lambda net: net.embed + net.head, in_specs=(specs,), out_specs=P("x", "y"))(net)
         np.testing.assert_array_equal(result, 2 * weight())

@@ -7,7 +7,7 @@ tree by what this file knows of its own classes.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -206,6 +206,64 @@ def unique_arrays(*trees: Any) -> list[Any]:
     return list(found.values())
 
 
+def keys(obj: Any) -> list[str]:
+    """How paths print the children of a node."""
+    names = [name for name, _ in children(obj)]
+    match obj:
+        case Mutable():
+            return [f"[<flat index {i}>]" for i in range(len(names))]
+        case Point():
+            return [".x", ".y"]
+        case list() | tuple() | dict():
+            return [f"[{name!r}]" for name in names]
+        case _:
+            return [f".{name}" for name in names]
+
+
+def paths_by_object(tree: Any) -> list[list[str]]:
+    """The printed paths of each object. Objects inside a shared one have a path through its first occurrence only."""
+    paths_of: dict[int, list[str]] = {}
+    alive = []
+
+    def visit(obj: Any, path: str) -> None:
+        is_new = id(obj) not in paths_of  # kept in `alive`
+        if carries_identity(obj):
+            alive.append(obj)
+            paths_of.setdefault(id(obj), []).append(path)
+        if is_new:
+            for key, (_, child) in zip(keys(obj), children(obj), strict=True):
+                visit(child, path + key)
+
+    visit(tree, "")
+    return list(paths_of.values())
+
+
+def node_at(tree: Any, path: Path) -> Any:
+    """The object at a path of `paths`."""
+    for key in path:
+        tree = dict(children(tree))[key]
+    return tree
+
+
+def python_numbers(modules: Iterable[Any]) -> int:
+    """How many Python numbers are traced: those in classes of JAX's convention, once for each distinct node."""
+    count = 0
+    seen = set()
+    stack: list[tuple[Any, Any]] = [(module, None) for module in modules]
+    while stack:
+        obj, owner = stack.pop()
+        if isinstance(obj, (*MODULES, list, dict)):
+            if id(obj) in seen:  # alive in `modules`
+                continue
+            seen.add(id(obj))
+        if isinstance(obj, MODULES):
+            owner = obj
+        if type(obj) in (bool, float) and not isinstance(owner, eqx.Module):
+            count += 1
+        stack.extend((child, owner) for _, child in children(obj))
+    return count
+
+
 STATICS = ("text", None, True, jax.nn.relu, 2.5)
 
 
@@ -264,6 +322,25 @@ def pools(draw: Any, max_nodes: int = 8) -> list[Any]:
         node = draw(nodes(pool))
         if _is_small(node):
             pool.append(node)
+    return pool
+
+
+@hst.composite
+def pools_of_classes(draw: Any, makers: dict[str, Callable[[Callable[[], Any], Any], Any] | None]) -> list[Any]:
+    """Objects built on one another: those of this file, and those of other classes.
+
+    A maker is called with a function that picks an object of the pool, and with a static value. None stands for a node
+    of this file.
+    """
+    pool = draw(pools(4))
+
+    def pick() -> Any:
+        return pool[draw(hst.integers(0, len(pool) - 1))]
+
+    for _ in range(draw(hst.integers(1, 6))):
+        static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
+        make = makers[draw(hst.sampled_from(sorted(makers)))]
+        pool.append(draw(nodes(pool)) if make is None else make(pick, static))
     return pool
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.models import Unprintable
 from tests.strategies import Pair
-from tests.transparency.test_traces_and_names import Unprintable
 
 
 def tied():

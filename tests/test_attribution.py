@@ -8,6 +8,7 @@ import warnings
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import sharedtree as st
 from sharedtree.core import _errors
@@ -48,8 +49,9 @@ def _decorated():
     return around
 
 
-def test_the_innermost_function_is_named():
-    for function, name in (
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
         (plain, "plain"),
         (functools.partial(functools.partial(plain)), "plain"),
         (_decorated(), "plain"),
@@ -57,13 +59,15 @@ def test_the_innermost_function_is_named():
         (Net(1, 2).lose, "Net.lose"),
         (Net(1, 2), "Net.__call__"),
         (st.jit(st.checkpoint(plain)), "plain"),
-    ):
-        definition = definition_of(function)
-        assert definition.name == name
-        assert definition.filename == __file__
-        assert definition.module == __name__
-        assert f"def {name.rpartition('.')[2]}(" in linecache.getline(__file__, definition.lineno)
-        assert str(definition) == f"`{name}` ({__file__}:{definition.lineno})"
+    ],
+)
+def test_the_innermost_function_is_named(function, name):
+    definition = definition_of(function)
+    assert definition.name == name
+    assert definition.filename == __file__
+    assert definition.module == __name__
+    assert f"def {name.rpartition('.')[2]}(" in linecache.getline(__file__, definition.lineno)
+    assert str(definition) == f"`{name}` ({__file__}:{definition.lineno})"
 
 
 def test_functions_without_code_of_their_own_have_a_name_too():

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from tests.strategies import MODULES, Layer, Mutable, Pair, Record, dags, is_array, paths, twin
-from tests.test_threads import at_once
+from tests.threads import at_once
 
 filter_vjp, filter_jvp = st.preserve_identities(eqx.filter_vjp), st.preserve_identities(eqx.filter_jvp)
 float0 = jax.dtypes.float0

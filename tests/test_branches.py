@@ -14,19 +14,10 @@ from hypothesis import assume, given, strategies as hst
 
 import sharedtree as st
 from tests import strategies
-from tests.strategies import MODULES, Mutable, Pair, children, dags, is_array, partition, with_children
-from tests.test_laws import python_numbers
+from tests.models import Leaf, Net
+from tests.strategies import MODULES, Mutable, Pair, children, dags, is_array, partition, python_numbers, with_children
 
 IGNORE = st.Policy(on_untie="ignore")
-
-
-class Leaf(eqx.Module):
-    weight: jax.Array
-
-
-class Net(eqx.Module):
-    embed: Any
-    head: Any
 
 
 class State(eqx.Module):
@@ -344,8 +335,9 @@ def test_untie_silences_and_is_handed_on():
         assert_equal(result, functions[0](tied_arrays()))
 
 
-def test_no_private_name_is_in_an_error():
-    for other in (
+@pytest.mark.parametrize(
+    "other",
+    [
         lambda net: Net(net.embed[:2], net.head[:2]),
         lambda net: Net(net.embed.astype(int), net.head.astype(int)),
         lambda net: Net(net.embed[:2], net.embed[:2]),
@@ -353,16 +345,18 @@ def test_no_private_name_is_in_an_error():
         lambda net: (net, net),
         lambda net: {"a": net},
         lambda net: None,
-    ):
-        for left, right in ((same, other), (other, same), (lambda net: {"b": net}, other)):
-            with pytest.raises((TypeError, st.errors.SharingMismatchError)) as caught:
-                st.cond(True, left, right, st.untie(tied_arrays()), policy=IGNORE)
-            text = str(caught.value)
-            internal_names = ("LeafGroup", "LeafSelection", "Structure(", "OperandsWithAgreement", "Agreement", "agree")
-            assert not any(name in text for name in internal_names)
-            if left is same and "`result`" in text:
-                assert "at `result`: in the result of `true_fun` it is a `Net` with 2 children, in" in text
-                assert "in the result of `false_fun` a" in text
+    ],
+)
+def test_no_private_name_is_in_an_error(other):
+    for left, right in ((same, other), (other, same), (lambda net: {"b": net}, other)):
+        with pytest.raises((TypeError, st.errors.SharingMismatchError)) as caught:
+            st.cond(True, left, right, st.untie(tied_arrays()), policy=IGNORE)
+        text = str(caught.value)
+        internal_names = ("LeafGroup", "LeafSelection", "Structure(", "OperandsWithAgreement", "Agreement", "agree")
+        assert not any(name in text for name in internal_names)
+        if left is same and "`result`" in text:
+            assert "at `result`: in the result of `true_fun` it is a `Net` with 2 children, in" in text
+            assert "in the result of `false_fun` a" in text
 
 
 def test_a_branch_that_is_not_the_same_when_traced_again():

@@ -21,7 +21,7 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.__main__ import main
 
-from .serialise.process import HANGS
+from .processes import HANGS
 from .strategies import Pair, Point
 
 KEY = jax.random.key(0)

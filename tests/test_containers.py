@@ -14,8 +14,8 @@ import sharedtree as st
 
 from .strategies import Mutable, Pair, copy_dag, partition, pools
 from .transform_table import SCENARIOS, name_of
+from .transparency.leaves import IN_A_DEQUE, JITS, TRIED, apart, of_one, put
 from .transparency.outcome import LEAVES, differing, differing_alone, outcome
-from .transparency.test_leaves import IN_A_DEQUE, JITS, TRIED, apart, of_one, put
 
 POLICY = st.Policy(containers=True)
 jit, grad, vmap = (functools.partial(transform, policy=POLICY) for transform in (st.jit, st.grad, st.vmap))

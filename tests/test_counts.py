@@ -1,6 +1,5 @@
 """What continuous integration may gate on: counts, never a clock. Traces, jaxpr inputs, calls, code, ids and bytes."""
 
-import collections
 import sys
 
 import equinox as eqx
@@ -10,8 +9,10 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core._pack_and_unpack import native
+from tests.counting import Counting, counted
 from tests.garbage import collect_all, no_collection
 from tests.strategies import Pair
+from tests.walks import natively
 
 
 class Linear(eqx.Module):
@@ -46,17 +47,6 @@ def block(value=0.0):
 
 def add_one(model):
     return st.tree.map(lambda x: x + 1, model)
-
-
-def counted(function):
-    """The function, and a list that grows by one each time it is traced."""
-    traces = []
-
-    def inner(*args, **kwargs):
-        traces.append(1)
-        return function(*args, **kwargs)
-
-    return inner, traces
 
 
 # Traces ---------------------------------------------------------------------------------------------------------------
@@ -132,8 +122,6 @@ def warm_calls(model, function=rebuild):
 MOST_CALLS = 19
 """Of the wrapper. What is asked of each leaf or node is asked in C."""
 
-natively = pytest.mark.skipif(native is None, reason="the native walk is not in use")
-
 
 @pytest.mark.slow
 @natively
@@ -205,23 +193,6 @@ def test_an_adapter_says_whether_c_may_do_its_calls(adapter, calls, finishes):
     names = calls_of(f, linear())
     if native is not None:
         assert ("call_in_python" in names, "leave" in names) == (not calls, not (calls and finishes))
-
-
-@jax.tree_util.register_pytree_node_class
-class Counting:
-    counts = collections.Counter()
-
-    def __init__(self, a, b):
-        self.a, self.b = a, b
-
-    def tree_flatten(self):
-        self.counts["flatten"] += 1
-        return (self.a, self.b), None
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        cls.counts["unflatten"] += 1
-        return cls(*children)
 
 
 @natively

@@ -11,9 +11,21 @@ from hypothesis import assume, given, settings, strategies as hst
 
 import sharedtree as st
 from tests import strategies
-from tests.strategies import MODULES, Layer, Mutable, Pair, copy_dag, is_array, occurrences, partition, paths, twin
-from tests.test_laws import assert_gradient, floats, loss, python_numbers
-from tests.test_treatments import conflict
+from tests.laws import assert_gradient, floats, loss
+from tests.messages import conflict
+from tests.strategies import (
+    MODULES,
+    Layer,
+    Mutable,
+    Pair,
+    copy_dag,
+    is_array,
+    occurrences,
+    partition,
+    paths,
+    python_numbers,
+    twin,
+)
 
 IGNORE = st.Policy(on_untie="ignore", pass_through=False)
 

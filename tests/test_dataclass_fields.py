@@ -1,29 +1,28 @@
 """Dataclasses that are read and built field by field come out as vanilla JAX has them, and so do those that are not."""
 
 import abc
-import collections.abc
 import dataclasses
 import functools
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import given, strategies as hst
+from hypothesis import given
 
 import sharedtree as st
 from sharedtree.core import _classes_in_native_walk
 from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries._dataclasses import fields_of
-from tests.strategies import is_array, nodes, pools
-from tests.test_native_walk import RULES, Dictionary, assert_alike, knows
+from tests.in_jax import assert_as_in_jax
+from tests.kinds import LyingDict
+from tests.strategies import pools_of_classes
+from tests.walks import RULES, assert_alike, knows, natively
 
 W, V, X, Y = jnp.ones(2), jnp.zeros(3), jnp.ones(4), jnp.ones(5)
 STATIC = {"static": True}
 T = TypeVar("T")
-in_c = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
 def registered(cls=None, **options):
@@ -255,7 +254,7 @@ INSTANCES = {
     "nothing": lambda: object.__new__(OfType),
     "another order": lambda: with_dictionary({"n": 1, "a": W}),
     "names that are not interned": lambda: with_dictionary({"".join(map(chr, [97])): W, "".join(map(chr, [110])): 5}),
-    "a dictionary of a subclass": lambda: with_dictionary(Dictionary(a=W, n=1)),
+    "a dictionary of a subclass": lambda: with_dictionary(LyingDict(a=W, n=1)),
     "a key that is no text": lambda: with_dictionary({"a": W, 5: 1}),
     "a class of the same layout": lambda: as_another(Cached(W), Sibling),
 }
@@ -263,67 +262,19 @@ INSTANCES = {
 ALL = READ | LEFT | INSTANCES
 
 
-def attributes_of(obj):
-    """What an instance has, past the class's own methods."""
-    names = [name for base in type(obj).__mro__ for name in base.__dict__.get("__slots__", ())]
-    slots = [(name, object.__getattribute__(obj, name)) for name in names if name in dir(obj) and hasattr(obj, name)]
-    own = object.__getattribute__(obj, "__dict__") if type(obj).__dictoffset__ else {}
-    return list(own.items()), slots
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_a_dataclass_is_what_it_is_in_jax(make):
+    assert_as_in_jax(make())
+    assert_as_in_jax([make()])
 
 
-def outcome_of(function):
-    try:
-        return function(), None
-    except Exception as error:
-        return None, (type(error), str(error))
-
-
-def assert_as_in_jax(obj, objects=()):
-    """Leaves, and the object that is made of others, attribute by attribute, in their order; or the same error."""
-    flat, error = outcome_of(lambda: jax.tree.flatten(obj))
-    for _ in range(3):
-        ours, our_error = outcome_of(lambda: st.tree.flatten(obj))
-        assert our_error == error
-        if error is not None:
-            continue
-        new = [np.full(2, float(i)) for i in range(len(flat[0]))]
-        assert all(a is b for a, b in zip(flat[0], ours[0], strict=True))
-        expected, expected_error = outcome_of(lambda: jax.tree.unflatten(flat[1], new))
-        built, built_error = outcome_of(lambda: st.tree.unflatten(ours[1], new))
-        assert expected_error == built_error
-        if expected is not None:
-            assert_same(built, expected, objects)
-
-
-def assert_same(built, expected, objects):
-    """By content, with dictionaries and traces of their own. `objects` are what has attributes beside dataclasses."""
-    assert type(built) is type(expected)
-    if type(expected).__module__.startswith("flax.nnx.tracers"):
-        assert built is not expected
-        assert built == expected
-    elif isinstance(expected, list | tuple):
-        for one, other in zip(built, expected, strict=True):
-            assert_same(one, other, objects)
-    elif dataclasses.is_dataclass(expected) or isinstance(expected, objects):
-        for its, others in zip(attributes_of(built), attributes_of(expected), strict=True):
-            assert_same(its, others, objects)
-    elif isinstance(expected, collections.abc.Mapping):
-        assert built is not expected or not isinstance(expected, dict)
-        assert_same(list(built.items()), list(expected.items()), objects)
-    else:
-        assert built is expected or (not is_array(expected) and built == expected)
-
-
-def test_a_dataclass_is_what_it_is_in_jax():
-    for make in ALL.values():
-        assert_as_in_jax(make())
-        assert_as_in_jax([make()])
+def test_which_dataclasses_are_read_field_by_field():
     assert [name for name, make in READ.items() if fields_of(type(make())) is None] == []
     assert [name for name, make in LEFT.items() if fields_of(type(make())) is not None] == []
     assert [cls for cls in (int, list, jax.tree_util.Partial, st.Dag) if fields_of(cls) is not None] == []
 
 
-@in_c
+@natively
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "a field less", "a slot less"}))
 def test_both_walks_agree_and_what_is_common_is_known_again(name):
     tree = ALL[name]()
@@ -334,7 +285,7 @@ def test_both_walks_agree_and_what_is_common_is_known_again(name):
         assert knows(tree), structure
 
 
-@in_c
+@natively
 def test_hooks_are_not_needed(monkeypatch):
     """Where a class is read field by field, JAX is not asked for its instances."""
     tree = [make() for name, make in READ.items() if "mutable" not in name]
@@ -363,23 +314,8 @@ MADE = {
 }
 
 
-@hst.composite
-def dataclass_pools(draw, made=MADE):
-    """Objects built on one another: those of `tests.strategies`, and those that are made of parts of the pool."""
-    pool = draw(pools(4))
-
-    def pick():
-        return pool[draw(hst.integers(0, len(pool) - 1))]
-
-    for _ in range(draw(hst.integers(1, 6))):
-        static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
-        make = made[draw(hst.sampled_from(sorted(made)))]
-        pool.append(draw(nodes(pool)) if make is None else make(pick, static))
-    return pool
-
-
-@in_c
-@given(pool=dataclass_pools())
+@natively
+@given(pool=pools_of_classes(MADE))
 def test_random_dags(pool):
     assert_alike([Plain(pool[-1], "top", list(pool)), pool[-1]], Rules())
 
@@ -503,7 +439,7 @@ def test_the_classes_of_flax():
             assert_alike([obj, (obj, obj)], Rules())
 
 
-@in_c
+@natively
 @pytest.mark.parametrize("meta", [["a", "b"], ["b", "a"]], ids=str)
 @pytest.mark.parametrize("data", [["w", "v"], ["v", "w"]], ids=str)
 def test_fields_that_are_registered_in_another_order(data, meta):

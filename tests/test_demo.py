@@ -41,7 +41,7 @@ from sharedtree.cli._demo import (
 )
 from sharedtree.core._native_or_python import engine
 
-from .serialise.process import run as in_new_process
+from .processes import run as in_new_process
 
 TINY = Sizes(width=8, heads=2, blocks=1, context=16, batch=64)
 TIE = (".embed", ".head")

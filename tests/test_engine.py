@@ -15,24 +15,13 @@ from packaging import tags
 import sharedtree
 from sharedtree.core import _native_or_python
 from sharedtree.core._pack_and_unpack import native
-from tests.serialise.process import run
+from tests.processes import program, run
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
-REPORT = """
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import sharedtree as st
-    from sharedtree.core._native_or_python import engine
-import jax.numpy as jnp
-w = jnp.ones(2)
-print(engine())
-print(*st.tree.flatten([w, {"a": w}]))
-print([str(each.message) for each in caught if "native" in str(each.message)])
-"""
+REPORT = program("engine_report")
 
 
 def report(folder=ROOT.parent, word=""):
@@ -166,18 +155,7 @@ def test_the_warning_as_an_error(checkout):
 
 @pytest.mark.skipif(native is None, reason="the native walk is not in use")
 def test_a_second_import_of_the_package_walks_in_python():
-    again = """
-import sys, jax.numpy as jnp
-import sharedtree
-before = sharedtree.tree.flatten([jnp.ones(2)])
-for name in [name for name in sys.modules if name.partition(".")[0] == "sharedtree"]:
-    del sys.modules[name]
-import sharedtree
-from sharedtree.core._native_or_python import engine
-print(engine())
-leaves, structure = sharedtree.tree.flatten([jnp.ones(2)])
-print(structure, sharedtree.tree.unflatten(structure, leaves))
-"""
+    again = program("second_import")
     assert run(again).splitlines() == [
         "walk in Python (it serves an earlier import of the package)",
         "Structure(2 records, 1 leaves) [Array([1., 1.], dtype=float32)]",

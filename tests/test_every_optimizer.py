@@ -8,7 +8,6 @@ import functools
 import inspect
 import os
 import warnings
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,140 +19,37 @@ import pytest
 
 import sharedtree as st
 from tests import strategies as dags
+from tests.optimizers import (
+    ARGUMENTS,
+    MASKS,
+    OPTIONS,
+    TRANSFORMATIONS,
+    Layer,
+    Model,
+    arrays,
+    distinct,
+    flat,
+    is_tied,
+    net,
+    nets,
+    parts,
+    transformation,
+)
 
 STEPS = 2
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
 
-class Layer(eqx.Module):
-    weight: Any
-    activation: object = jnp.tanh
-
-
-class Net(eqx.Module):
-    embed: Any
-    blocks: Any
-    head: Any
-    other: Any
-
-
-def net(weight, block, other):
-    layer = Layer(block)
-    return Net(Layer(weight), [layer, layer, [layer]], {"again": weight}, other)
-
-
-def flat(weight, block, other):
-    return {"a": weight, "b": block, "c": other}
-
-
-def parts(tree):
-    return (
-        [tree["a"], tree["b"], tree["c"]]
-        if isinstance(tree, dict)
-        else [tree.embed.weight, tree.blocks[0].weight, tree.other]
-    )
-
-
-def is_tied(model):
-    return model.embed.weight is model.head["again"] and model.blocks[0] is model.blocks[1] is model.blocks[2][0]
-
-
-def arrays(seed):
-    rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 2), (2, 2), (2, 3))]
-
-
-def found():
-    """Whatever in optax returns a transformation, or a function that does."""
-    for module in (optax, optax.contrib):
-        for name, f in vars(module).items():
-            if name.startswith("_") or not callable(f):
-                continue
-            if inspect.isclass(f):
-                if hasattr(f, "gradient_transformation"):
-                    yield name, f
-            elif inspect.isfunction(f) and "GradientTransformation" in str(inspect.signature(f).return_annotation):
-                yield name, f
-
-
-FOUND = dict(sorted(found()))
-
-norm = lambda tree: sum((x**2).sum() for x in jax.tree.leaves(tree))
-adam = lambda: optax.adam(0.1)
-
-# Optax 0.2.5 has a seed there.
-NOISE_KEY = jax.random.key(1) if "key" in inspect.signature(optax.add_noise).parameters else 1
-
-# The arguments of those that need other ones than a learning rate, as functions of a mask; and their options.
-ARGUMENTS = {
-    **dict.fromkeys(("MultiSteps", "apply_if_finite"), lambda _: (adam(), 2)),
-    **dict.fromkeys(("flatten", "mechanize", "split_real_and_imaginary"), lambda _: (adam(),)),
-    **dict.fromkeys(("selective_transform", "with_extra_args_support"), lambda _: (adam(),)),
-    **dict.fromkeys(("adaptive_grad_clip", "inject_hyperparams", "inject_stateful_hyperparams"), lambda _: (0.1,)),
-    **dict.fromkeys(("clip", "clip_by_block_rms", "clip_by_global_norm", "scale"), lambda _: (0.2,)),
-    **dict.fromkeys(("ema", "trace"), lambda _: (0.9,)),
-    **dict.fromkeys(
-        ("conditionally_mask", "conditionally_transform"), lambda _: (adam(), lambda step, **__: step != 1)
-    ),
-    **dict.fromkeys(("multi_transform", "partition"), lambda mask: ({True: adam(), False: optax.sgd(0.1, 0.9)}, mask)),
-    "add_noise": lambda _: (0.1, 0.5, NOISE_KEY),
-    "chain": lambda _: (optax.clip_by_global_norm(0.5), adam()),
-    "differentially_private_aggregate": lambda _: (0.5, 0.1, 3),
-    "dpsgd": lambda _: (0.1, 0.5, 0.1, 3),
-    "freeze": lambda mask: (mask,),
-    "lookahead": lambda _: (adam(), 2, 0.5),
-    "masked": lambda mask: (adam(), mask),
-    "measure_with_ema": lambda _: (lambda updates: jax.tree.map(jnp.abs, updates), 0.9),
-    "named_chain": lambda _: (("one", optax.clip(0.3)), ("two", adam())),
-    "noisy_sgd": lambda _: (0.1, 0.1, 0.5, NOISE_KEY),
-    "sam": lambda _: (optax.sgd(0.1), optax.sgd(0.05)),
-    "scale_by_backtracking_linesearch": lambda _: (3,),
-    "scale_by_schedule": lambda _: (optax.linear_schedule(0.1, 0.0, 5),),
-    "scale_by_zoom_linesearch": lambda _: (2,),
-    "schedule_free": lambda _: (adam(), 0.1),
-    "snapshot": lambda _: ("norm", lambda updates, **__: norm(updates)),
-    "stateless": lambda _: (lambda updates, params: jax.tree.map(lambda u, p: u - 0.1 * p, updates, params),),
-    "stateless_with_tree_map": lambda _: (lambda u, p: u - 0.1 * p,),
-}
-OPTIONS = {
-    **dict.fromkeys(("inject_hyperparams", "inject_stateful_hyperparams"), lambda mask: {"mask": mask}),
-    "selective_transform": lambda mask: {"freeze_mask": mask},
-}
 if hasattr(optax.contrib, "MuonDimensionNumbers"):
     dimensions = lambda tree: jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), tree)
     ARGUMENTS["scale_by_muon"] = lambda _: ()
     OPTIONS["scale_by_muon"] = lambda _: {"weight_dimension_numbers": dimensions}
 
 
-def made(name, mask):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some are deprecated
-        f = FOUND[name]
-        required = [p.name for p in inspect.signature(f).parameters.values() if p.default is p.empty]
-        if name in ARGUMENTS:
-            args, kwargs = ARGUMENTS[name](mask), OPTIONS.get(name, lambda _: {})(mask)
-        elif required in ([], ["learning_rate"]):
-            args, kwargs = (0.1,) * len(required), {}
-            names = {"mask", "weight_decay_mask"} & set(inspect.signature(f).parameters)
-            kwargs = dict.fromkeys(names, mask)
-        else:
-            pytest.fail(f"optax has a transformation that these tests do not know: {name}({required})")
-        if name.startswith("inject"):
-            f = f(optax.adamw, static_args="mask")
-        tx = f(*args, **kwargs)
-    return tx.gradient_transformation() if name == "MultiSteps" else tx
-
-
-MASKS = {
-    "tree": lambda make: make(True, True, False),
-    "function": lambda _: lambda tree: jax.tree.map(lambda x: x.shape[-1] == 2, tree),
-}
-
-
 def around(kind, name, make):
     """The transformation itself, one masked, or one of two in a partition, with masks for a model or for a dict."""
     mask = MASKS["function" if kind.endswith("by function") else "tree"](make)
-    tx = made(name, mask)
+    tx = transformation(name, mask)
     if kind.startswith("masked"):
         return optax.masked(tx, mask)
     if kind.startswith("one of two"):
@@ -205,14 +101,6 @@ def steps(name, tx, make, *leaves):
     return history, distinct(state)
 
 
-def nets(tree):
-    return [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(x, Net)]
-
-
-def distinct(tree):
-    return list({id(x): x for x in jax.tree.leaves(tree) if eqx.is_array(x)}.values())
-
-
 KINDS = ["alone", "masked by tree", "masked by function", "one of two", "one of two by function"]
 
 
@@ -227,7 +115,7 @@ def kinds_of(i, name):
 DAILY = {"MultiSteps", "inject_hyperparams", "lookahead", "masked", "partition"}
 CASES = [
     pytest.param(name, kind, id=f"{name}-{kind}", marks=() if name in DAILY else pytest.mark.slow)
-    for i, name in enumerate(FOUND)
+    for i, name in enumerate(TRANSFORMATIONS)
     for kind in kinds_of(i, name)
 ]
 
@@ -246,7 +134,7 @@ def test_steps_on_a_model_with_ties_equal_those_on_a_dict(name, kind):
 
 TAKES_LABELS = [
     (name, parameter)
-    for name, f in FOUND.items()
+    for name, f in TRANSFORMATIONS.items()
     for parameter in inspect.signature(f).parameters
     if parameter.endswith(("mask", "labels", "dimension_numbers"))
 ]
@@ -258,9 +146,9 @@ def disagreeing(name, parameter, labels):
         if name == "adafactor":  # without it there is nothing to mask
             return optax.adafactor(0.1, weight_decay_rate=0.1, weight_decay_mask=labels)
         if not parameter.endswith("dimension_numbers"):
-            return made(name, labels)
-        required = [p for p in inspect.signature(FOUND[name]).parameters.values() if p.default is p.empty]
-        return FOUND[name](*(0.1,) * len(required), **{parameter: labels})
+            return transformation(name, labels)
+        required = [p for p in inspect.signature(TRANSFORMATIONS[name]).parameters.values() if p.default is p.empty]
+        return TRANSFORMATIONS[name](*(0.1,) * len(required), **{parameter: labels})
 
 
 if not THOROUGH:  # most hand their mask on to `add_decayed_weights`
@@ -278,7 +166,7 @@ def test_labels_that_disagree_at_a_tie_are_an_error(name, parameter, place, by):
         numbers = optax.contrib.GaLoreDimensionNumbers if "galore" in name else optax.contrib.MuonDimensionNumbers
         one, two = numbers(0, 1), numbers(1, 0)
     other = two if place == "array" else one, two if place == "layer" else one
-    labels = Net(Layer(one), [Layer(one), Layer(other[1]), [Layer(one)]], {"again": other[0]}, one)
+    labels = Model(Layer(one), [Layer(one), Layer(other[1]), [Layer(one)]], {"again": other[0]}, one)
     given = labels if by == "tree" else lambda _: labels
     if by == "function" and name in ("freeze", "selective_transform"):  # which take none
         return
@@ -309,7 +197,7 @@ def test_labels_shaped_like_a_callable_module_are_not_called():
 
 
 def test_masks_that_do_not_fit_say_where():
-    tx = st.optimizer(optax.masked(optax.sgd(0.1), Net(Layer(True), {"a": True}, True, True)))
+    tx = st.optimizer(optax.masked(optax.sgd(0.1), Model(Layer(True), {"a": True}, True, True)))
     with pytest.raises(st.errors.SharingMismatchError, match=r"`mask` does not fit the tree at `\.blocks`"):
         tx.init(net(*arrays(0)))
 
@@ -344,7 +232,7 @@ def test_tree_map_params_sees_the_parameters_of_a_state():
 
 
 def test_the_transformation_that_was_given_is_not_changed():
-    mask = Net(Layer(True), [Layer(True)] * 2 + [[Layer(True)]], {"again": True}, False)
+    mask = Model(Layer(True), [Layer(True)] * 2 + [[Layer(True)]], {"again": True}, False)
     tx = optax.masked(optax.sgd(0.1), mask)
     cells = [cell.cell_contents for cell in tx.init.__closure__]
     ours = st.optimizer(tx)

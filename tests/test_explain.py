@@ -67,16 +67,16 @@ REASONS = [
 ]
 
 
-def test_why_it_was_traced_again():
-    for before, after, reason in REASONS:
-        f = st.jit(lambda m, n=0: 0, policy=st.Policy(on_untie="ignore"))
-        f(*before)
-        assert st.explain(f, *before).retraced == ()
-        f(*after)
-        explanation = st.explain(f, *after)
-        assert explanation.num_traces == 2
-        assert any(reason in each for each in explanation.retraced), (reason, explanation.retraced)
-        assert reason in str(explanation)
+@pytest.mark.parametrize(("before", "after", "reason"), REASONS)
+def test_why_it_was_traced_again(before, after, reason):
+    f = st.jit(lambda m, n=0: 0, policy=st.Policy(on_untie="ignore"))
+    f(*before)
+    assert st.explain(f, *before).retraced == ()
+    f(*after)
+    explanation = st.explain(f, *after)
+    assert explanation.num_traces == 2
+    assert any(reason in each for each in explanation.retraced), (reason, explanation.retraced)
+    assert reason in str(explanation)
 
 
 @pytest.mark.slow

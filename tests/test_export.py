@@ -14,6 +14,7 @@ from hypothesis import given
 import sharedtree as st
 from sharedtree.serialise import _export
 from sharedtree.transforms._leaf_groups import LeafGroup, LeafSelection
+from tests.processes import program
 from tests.strategies import Layer, Pair, arguments, dags, is_array, partition
 
 
@@ -259,26 +260,7 @@ def twice_as_much(pair, other, x):
     return st.tree.map(lambda w: 2 * w + x, pair), other
 
 
-READING = """
-    import pathlib, sys
-    import jax, jax.numpy as jnp, numpy as np
-    import sharedtree as st
-    from tests.strategies import Pair
-
-    program, dag = (pathlib.Path(path).read_bytes() for path in sys.argv[1:])
-    w = jnp.arange(3.0)
-    pair = Pair(w, [w, jax.nn.relu])
-    exported = st.Exported.deserialize(program, trusted=[Pair])
-    new, other = exported.call(pair, {"net": pair}, 0.5)
-    assert new.first is new.second[0] and other["net"].first is other["net"].second[0] and new.second[1] is jax.nn.relu
-    np.testing.assert_allclose(new.first, 2 * w + 0.5)
-    gradient = st.grad(lambda pair: exported.call(pair, {"net": pair}, 0.5)[0].first.sum())(pair)
-    assert gradient.first is gradient.second[0]
-    np.testing.assert_allclose(gradient.first, [2, 2, 2])
-    st.trust(Pair)
-    dag = jax.export.deserialize(bytearray(dag)).call(st.Dag(pair))
-    assert dag.tree.first is dag.tree.second[0]
-"""
+READING = program("call_exported")
 
 
 def test_another_process_reads_the_program(python, tmp_path):

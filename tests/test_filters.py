@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import sharedtree as st
+from sharedtree.tree import _asking_filters
 from tests.strategies import Layer, Mutable, Pair, dags, paths, tower
 
 A, B, C = (jnp.array([float(i), 1.0]) for i in range(3))
@@ -299,7 +300,10 @@ def test_a_mixed_answer_in_dags_on_many_paths():
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_a_function_of_paths_says_that_there_are_too_many(place):
+@pytest.mark.parametrize("limit", [5_000, pytest.param(_asking_filters.MOST_REPEATED_VISITS, marks=pytest.mark.slow)])
+def test_a_function_of_paths_says_that_there_are_too_many(limit, place, monkeypatch):
+    """Up to the package's own limit each refusal takes seconds."""
+    monkeypatch.setattr(_asking_filters, "MOST_REPEATED_VISITS", limit)
     spec = lambda path, value: path[-1] == 0
     for several in (spec, [spec, "tag"], Mutable(one=spec, two=spec))[: None if place is by_partition else 1]:
         with pytest.raises(
@@ -310,7 +314,8 @@ def test_a_function_of_paths_says_that_there_are_too_many(place):
     assert len(st.tree.leaves(place(mixed(10), spec))) == 1
 
 
-def test_the_number_of_paths_is_said_however_large():
+def test_the_number_of_paths_is_said_however_large(monkeypatch):
+    monkeypatch.setattr(_asking_filters, "MOST_REPEATED_VISITS", 5_000)
     with pytest.raises(ValueError, match=r"about 10\*\*180 paths lead to the leaves"):
         by_partition(mixed(600), lambda path, value: path[-1] == 0)
 

@@ -4,7 +4,6 @@ import gc
 import sys
 import weakref
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +13,8 @@ import sharedtree as st
 from tests import strategies
 from tests.deep import Link, chain, in_a_thread, lists, room
 from tests.kinds import ENDS, Noted, made
-from tests.test_threads import at_once
-
-
-class Box(eqx.Module):
-    content: object
+from tests.models import Box
+from tests.threads import at_once
 
 
 class Mutable:

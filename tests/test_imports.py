@@ -1,56 +1,22 @@
 """The package's own imports point one way, and it imports nothing that it does not need."""
 
 import ast
-import functools
 import pathlib
+import re
 import sys
 
 import pytest
 
 import sharedtree
 from sharedtree.core import _lazy_names
-from tests.serialise.process import run
-
-ROOT = pathlib.Path(sharedtree.__file__).parent
+from tests.package_imports import ROOT, files, imports_of, name_of
+from tests.processes import program, run
 
 # The rooms: each may import from those before it, and from none after it.
 ORDER = [
     *("core", "libraries", "ties", "tree", "nn", "optim", "transforms", "compat", "linen", "serialise", "show"),
     *("errors", "__init__", "cli", "__main__"),
 ]
-
-
-def files():
-    return sorted(ROOT.rglob("*.py"))
-
-
-def name_of(path):
-    """The dotted name inside the package: `transforms._jit`, `tree`, `__init__`."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-@functools.cache
-def imports_of(path):
-    """What a file imports from the package itself, as dotted names, and what from elsewhere."""
-    own, foreign = set(), set()
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            foreign.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            foreign.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-            base = [part for part in base if part]
-            for alias in node.names:
-                target = ROOT.joinpath(*base, alias.name)
-                is_module = target.with_suffix(".py").exists() or target.is_dir()
-                own.add(".".join([*base, alias.name] if is_module else base) or "__init__")
-    own.update(
-        name.partition(".")[2].split(".")[0] or "__init__" for name in foreign if name.split(".")[0] == "sharedtree"
-    )
-    return own, foreign
 
 
 def test_every_file_has_its_place():
@@ -94,21 +60,7 @@ def test_names_that_jax_does_not_promise_are_in_one_file():
 
 def test_importing_the_package_is_light():
     """A few modules of its own, no package that Equinox has not imported, none that is optional, and no backend."""
-    code = """
-import sys, equinox
-packages = lambda: {name.partition(".")[0] for name in sys.modules}
-before = packages()
-import sharedtree
-print(sum(name.partition(".")[0] == "sharedtree" for name in sys.modules))
-print(*packages() - before)
-print(*packages())
-from jax._src import xla_bridge
-print(xla_bridge.backends_are_initialized())
-import jax
-mlp = equinox.nn.MLP(1, 1, 1, 1, key=jax.random.key(0))
-print(sharedtree.from_bytes(sharedtree.to_bytes(mlp)).activation is mlp.activation)
-print(*[name for name in sys.modules if name.startswith("sharedtree.compat")])
-"""
+    code = program("light_import")
     count, added, loaded, has_backend, is_loaded, compat = run(code).split("\n")[:6]
     assert int(count) <= 85
     assert {*added.split()} - sys.stdlib_module_names == {"sharedtree"}
@@ -120,39 +72,16 @@ print(*[name for name in sys.modules if name.startswith("sharedtree.compat")])
 
 @pytest.mark.slow
 def test_what_is_imported_later_can_be_used_first_in_a_trace_while_python_ends(tmp_path):
-    code = """
-import atexit, sys
-import jax, numpy as np
-import sharedtree as st
-from sharedtree.core._lazy_names import ROOM_OF
-
-def at_the_end():
-    assert not [room for room in {*ROOM_OF.values()} if f"sharedtree.{room}" in sys.modules]
-    jax.jit(lambda x: [getattr(st, name) for name in ROOM_OF] and x)(1.0)
-    shared = np.ones(2**23, np.uint8)
-    st.save(sys.argv[1], [shared, shared])
-    one, other = st.load(sys.argv[1])
-    print(one is other, one.sum(), st.state([shared])[0].sum(), st.summary([shared, shared]), sep="\\n")
-
-atexit.register(at_the_end)
-"""
+    code = program("used_while_python_ends")
     same, *sums, table = run(code, tmp_path / "model.safetensors").split("\n", 3)
     assert (same, sums) == ("True", [f"{2**23}"] * 2)
     assert "#1" in table
 
 
-def test_what_trains_is_imported_with_the_first_transform_that_is_wrapped():
+def test_what_trains_is_imported_with_the_first_transform_that_is_wrapped(python, tmp_path):
     """All of it, so that a package that is installed anew meanwhile cannot be mixed with the one that began."""
-    code = """
-import sys
-import sharedtree as st
-
-own = lambda: {name for name in sys.modules if name.startswith("sharedtree.")}
-assert not [name for name in own() if name.startswith("sharedtree.transforms.checks")]
-st.jit(lambda x: x)
-print(*own())
-"""
-    imported = {*run(code).split()}
+    code = program("import_of_transforms")
+    imported = {*python(tmp_path, "-c", code).split()}
     rooms = ("core", "libraries", "ties", "tree", "nn", "optim", "transforms")
     # Another part of the package, with a report of its own or data of its own, or what only a build writes.
     later = {"transforms.checks._explain", "core._native_source"}
@@ -169,23 +98,10 @@ FIRST = {
 
 
 @pytest.mark.parametrize(("first", "expected"), FIRST.values(), ids=FIRST)
-def test_ours_can_stand_in_the_place_of_a_transform_before_one_is_wrapped(first, expected):
+def test_ours_can_stand_in_the_place_of_a_transform_before_one_is_wrapped(first, expected, python, tmp_path):
     """The adapters are imported while `jax.jit` is `sharedtree.jit`."""
-    code = f"""
-import jax, jax.numpy as jnp, sharedtree as st
-xs, vanilla = jnp.arange(3.0), jax.jit
-for name in ("jit", "grad", "value_and_grad", "vmap", "jacfwd", "hessian", "vjp", "jvp", "checkpoint", "eval_shape"):
-    setattr(jax, name, getattr(st, name))
-jax.custom_vjp, jax.custom_jvp = st.custom_vjp, st.custom_jvp
-for name in ("scan", "cond", "while_loop"):
-    setattr(jax.lax, name, getattr(st, name))
-print(float({first}))
-x = jnp.ones(2)
-same = lambda dag: dag.tree[0] is dag.tree[1] and dag.tree[0].sum()
-print(float(st.preserve_identities(vanilla)(same)(st.Dag([x, x]))))
-print(float(jax.grad(lambda x: x**3)(1.0)), float(jax.lax.cond(True, lambda x: x, lambda x: -x, 2.0)))
-"""
-    assert [float(text) for text in run(code).split()] == [expected, 2.0, 3.0, 2.0]
+    printed = python(tmp_path, "-c", program("transforms_replaced"), first)
+    assert [float(text) for text in printed.split()] == [expected, 2.0, 3.0, 2.0]
 
 
 def test_every_public_name_is_re_exported_as_itself():
@@ -204,3 +120,20 @@ def test_every_public_name_is_re_exported_as_itself():
     assert not hasattr(sharedtree, "Sequence")
     with pytest.raises(AttributeError, match="module 'sharedtree' has no attribute 'nothing'"):
         _ = sharedtree.nothing
+
+
+IMPORT = re.compile(r"^ *(?:from|import) (?:[^(\n]|\([^)]*\))*", re.MULTILINE)
+
+
+def test_no_file_imports_from_a_file_of_tests():
+    """What several files use is in a helper module, so that each file of tests can be moved or split alone."""
+    tests = pathlib.Path(__file__).parent
+    names = {path.stem for path in tests.rglob("test_*.py")}
+    assert len(names) > 100
+    importers = {}
+    for path in tests.rglob("*.py"):
+        # As text: to parse all files takes seconds.
+        words = {word for statement in IMPORT.findall(path.read_text()) for word in re.findall(r"\w+", statement)}
+        if imported := words & names - {path.stem}:
+            importers[path.relative_to(tests)] = imported
+    assert importers == {}

@@ -58,18 +58,21 @@ def test_an_option_of_every_transform(name):
         assert (model.count is before) is not changes
 
 
-def test_bound_before_the_function():
-    for transform in (
+@pytest.mark.parametrize(
+    "transform",
+    [
         st.preserve_identities(jax.jit, in_place=True),
         st.preserve_identities(jax.jit, policy=APART, in_place=True),
         st.preserve_identities(jax.jit, policy=APART)(in_place=True),
         st.preserve_identities(functools.partial(jax.jit, in_place=True)),
-    ):
-        model = fresh()
-        # What is given with the function replaces what was bound, but a policy does not: `in_place` wins.
-        for options, count in (({}, 1), ({"in_place": False}, 1), ({"policy": APART}, 2)):
-            transform(count_up, **options)(model)
-            assert model.count[0] == count
+    ],
+)
+def test_bound_before_the_function(transform):
+    model = fresh()
+    # What is given with the function replaces what was bound, but a policy does not: `in_place` wins.
+    for options, count in (({}, 1), ({"in_place": False}, 1), ({"policy": APART}, 2)):
+        transform(count_up, **options)(model)
+        assert model.count[0] == count
 
 
 def test_the_rest_is_what_the_context_says_at_the_call():
@@ -281,16 +284,16 @@ def test_subclasses_of_containers_have_items_and_attributes(make):
     assert (obj[0].tolist(), obj.scale.tolist(), obj.note) == ([3, 3], [5, 5], "new")
 
 
-def test_it_is_a_bool():
-    for value in (1, 0, "yes", (True,), np.True_, jnp.array(True)):
-        for wrap in (
-            lambda value: st.jit(count_up, in_place=value),
-            lambda value: st.grad(in_place=value)(count_up),
-            lambda value: st.preserve_identities(jax.jit, in_place=value),
-            lambda value: st.preserve_identities(jax.lax.map)(count_up, jnp.ones(2), in_place=value),
-        ):
-            with pytest.raises(TypeError, match="`in_place` must be True, False or None"):
-                wrap(value)
+@pytest.mark.parametrize("value", [1, 0, "yes", (True,), np.True_, jnp.array(True)])
+def test_it_is_a_bool(value):
+    for wrap in (
+        lambda value: st.jit(count_up, in_place=value),
+        lambda value: st.grad(in_place=value)(count_up),
+        lambda value: st.preserve_identities(jax.jit, in_place=value),
+        lambda value: st.preserve_identities(jax.lax.map)(count_up, jnp.ones(2), in_place=value),
+    ):
+        with pytest.raises(TypeError, match="`in_place` must be True, False or None"):
+            wrap(value)
 
 
 def test_transforms_that_take_operands():

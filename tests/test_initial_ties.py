@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from tests.test_intent import warnings_of
+from tests.messages import warnings_of
 
 
 class Net(eqx.Module):

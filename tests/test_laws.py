@@ -1,54 +1,13 @@
-"""The laws of packing as properties over random DAGs, against what vanilla JAX does on the untied twin."""
+"""The laws of packing, which are in `tests/laws.py`, as properties over random DAGs."""
 
-import gc
-
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as hst
+from hypothesis import given, settings, strategies as hst
 
 import sharedtree as st
-from tests.strategies import (
-    MODULES,
-    Mutable,
-    Pair,
-    arguments,
-    children,
-    copy_dag,
-    dags,
-    is_array,
-    occurrences,
-    partition,
-    paths,
-    twin,
-    unique_arrays,
-)
-
-IGNORE = st.Policy(on_untie="ignore")
-
-
-def floats(tree):
-    return [x for x in jax.tree.leaves(tree) if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)]
-
-
-def loss(*trees):
-    """Every path counts, each with a weight of its own."""
-    return sum(((i + 1) * jnp.sin(x).sum() for i, x in enumerate(floats(trees))), jnp.float32(0))
-
-
-TRANSFORMS = {
-    "jit": st.preserve_identities(jax.jit, policy=IGNORE),
-    "jit without pass-through": st.preserve_identities(
-        jax.jit, policy=st.Policy(pass_through=False, on_untie="ignore")
-    ),
-    "checkpoint": st.preserve_identities(jax.checkpoint, policy=IGNORE),
-    "filter_jit": st.preserve_identities(eqx.filter_jit, policy=IGNORE),
-    "filter_checkpoint": st.preserve_identities(eqx.filter_checkpoint, policy=IGNORE),
-    "vmap over nothing": st.preserve_identities(jax.vmap, policy=IGNORE, in_axes=None, out_axes=None, axis_size=2),
-}
-
+from tests import laws
+from tests.laws import TRANSFORMS
+from tests.strategies import arguments, dags, is_array, occurrences, partition
 
 # 1. Partition
 
@@ -56,23 +15,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 @given(args=arguments(), data=hst.data())
 def test_partition(name, args, data):
-    assume(not python_numbers(args))  # values outside, but tracers inside
-    seen = {}
-
-    def f(*args):
-        seen["arguments"] = partition(args, inside=False)
-        again = data.draw(hst.permutations(range(len(args))), label="order")
-        result = ({"all": args}, [args[i] for i in again], wrapped(args))
-        seen["result"] = partition(result, inside=False)
-        return result
-
-    def wrapped(args):
-        modules = [x for x in args if isinstance(x, MODULES)]
-        return Pair(modules[0], Pair(modules[-1], list(modules))) if modules else None
-
-    result = TRANSFORMS[name](f)(*args)
-    assert seen["arguments"] == partition(args, inside=False)
-    assert partition(result, inside=False) == seen["result"]
+    laws.partition_inside_is_that_outside(name, args, data)
 
 
 @given(dag=dags())
@@ -89,18 +32,7 @@ def test_partition_without_arrays(dag):
 
 @given(dag=dags())
 def test_partition_of_what_vmap_maps(dag):
-    assume(not python_numbers([dag]))  # which have no axis to map, in vanilla JAX neither
-    stacked = copy_dag(dag, lambda x: jnp.stack([x, x]))
-    seen = []
-
-    def f(x):
-        seen.append(partition(x))
-        return x, st.tree.map(lambda v: v * 2, x)
-
-    same, doubled = st.preserve_identities(jax.vmap, policy=IGNORE, axis_size=2)(f)(stacked)
-    assert seen[0] == partition(dag) == partition(same) == partition(doubled)
-    for leaf, original in zip(unique_arrays(doubled), unique_arrays(stacked), strict=True):
-        np.testing.assert_array_equal(leaf, original * 2)
+    laws.partition_of_what_vmap_maps(dag)
 
 
 # 2. Transparency: values, on DAGs, against the untied twin
@@ -108,49 +40,12 @@ def test_partition_of_what_vmap_maps(dag):
 
 @given(args=arguments(), name=hst.sampled_from(sorted(TRANSFORMS.keys() - {"jit without pass-through"})))
 def test_values_are_those_of_the_untied_twin(args, name):
-    assume(not python_numbers(args))  # traced here, static under `filter_jit`
-    vanilla = loss(*[twin(arg) for arg in args])
-    np.testing.assert_allclose(TRANSFORMS[name](loss)(*args), vanilla, rtol=1e-5, atol=1e-5)
+    laws.values_are_those_of_the_untied_twin(args, name)
 
 
 @given(dag=dags())
 def test_a_tied_gradient_is_the_sum_over_its_paths(dag):
-    assume(not python_numbers([dag]))  # of which those of JAX's classes are differentiated, as in `test_leaves.py`
-    per_path = eqx.filter_grad(loss)(twin(dag))
-    for transform in (jax.grad, eqx.filter_grad):
-        assert_gradient(dag, st.preserve_identities(transform)(loss)(dag), per_path)
-    value, gradient = st.jit(st.value_and_grad(loss))(dag)
-    np.testing.assert_allclose(value, loss(dag), rtol=1e-5, atol=1e-5)
-    assert_gradient(dag, gradient, per_path)
-
-
-def assert_gradient(dag, gradient, per_path):
-    """Same classes and sharing; None where nothing is differentiable; elsewhere the sum over the paths of a leaf."""
-    at = {path: obj for path, obj, _ in paths(dag)}
-    of = {path: obj for path, obj, _ in paths(gradient)}
-    twins = {path: obj for path, obj, _ in paths(per_path)}
-    assert at.keys() == of.keys()
-    by_object = {}
-    for path, obj in at.items():
-        by_object.setdefault(id(obj), []).append(path)
-    for path, obj in at.items():
-        if is_array(obj) and jnp.issubdtype(obj.dtype, jnp.floating):
-            expected = sum(np.asarray(twins[other]) for other in by_object[id(obj)])
-            np.testing.assert_allclose(of[path], expected, rtol=1e-5, atol=1e-5)
-            assert of[path].dtype == obj.dtype
-        elif children(obj) or isinstance(obj, MODULES):
-            assert type(of[path]) is type(obj)
-        elif not isinstance(obj, (list, dict, tuple)):
-            assert of[path] is None
-    shared = {frozenset(p for p in each if is_float(at[p])) for each in partition(dag)} - {frozenset()}
-    for each in shared:
-        assert len({id(of[p]) for p in each}) == 1
-    distinct = [of[min(each, key=str)] for each in shared]
-    assert len({id(x) for x in distinct}) == len(distinct)
-
-
-def is_float(obj):
-    return is_array(obj) and jnp.issubdtype(obj.dtype, jnp.floating)
+    laws.a_tied_gradient_is_the_sum_over_its_paths(dag)
 
 
 # 3. Once
@@ -158,47 +53,12 @@ def is_float(obj):
 
 @given(args=arguments())
 def test_a_tied_leaf_is_one_input_and_one_output(args):
-    def f(*args):
-        return tuple(st.tree.map(lambda v: v + v, arg) if isinstance(arg, MODULES) else arg for arg in args)
-
-    traced = st.preserve_identities(jax.jit, policy=IGNORE)(f).trace(*args)
-    bare = [x for arg in args for _, x, within in paths(arg, inside=False) if not within and is_array(x)]
-    modules = [m for arg in args for _, m, within in paths(arg, inside=False) if not within and isinstance(m, MODULES)]
-    assert len(traced.jaxpr.in_avals) == len(unique_arrays(*modules)) + len(bare) + python_numbers(modules)
-
-
-def python_numbers(modules):
-    """Python numbers are traced in classes of JAX's convention, once for each occurrence in a distinct node."""
-    count = 0
-    seen = set()
-    stack = [(module, None) for module in modules]
-    while stack:
-        obj, owner = stack.pop()
-        if isinstance(obj, (*MODULES, list, dict)):
-            if id(obj) in seen:
-                continue
-            seen.add(id(obj))
-        if isinstance(obj, MODULES):
-            owner = obj
-        if type(obj) in (bool, float) and not isinstance(owner, eqx.Module):
-            count += 1
-        stack.extend((child, owner) for _, child in children(obj))
-    return count
+    laws.a_tied_leaf_is_one_input_and_one_output(args)
 
 
 @given(dag=dags())
 def test_a_tied_leaf_is_donated_once(dag):
-    assume(not python_numbers([dag]))
-    dag = copy_dag(dag)
-    expected = len([x for x in unique_arrays(dag) if isinstance(x, jax.Array)])
-    f = st.preserve_identities(jax.jit, policy=IGNORE, donate_argnums=0)(
-        lambda x: st.tree.map(lambda v: v + v if is_array(v) else v, x)
-    )
-    text = f.lower(dag).as_text()
-    assert text.count("tf.aliasing_output") + text.count("jax.buffer_donor") == expected
-    result = f(dag)
-    assert partition(result) == partition(dag)
-    assert all(x.is_deleted() for x in unique_arrays(dag) if isinstance(x, jax.Array))
+    laws.a_tied_leaf_is_donated_once(dag)
 
 
 # 4. Stability
@@ -207,29 +67,13 @@ def test_a_tied_leaf_is_donated_once(dag):
 @given(args=arguments())
 @settings(max_examples=20)
 def test_equal_structure_does_not_retrace(args):
-    traces = []
-    f = st.preserve_identities(jax.jit, policy=IGNORE)(lambda *args: traces.append(1))
-    f(*args)
-    for _ in range(3):
-        together = copy_dag(args)
-        gc.collect(1)  # what was made here is young
-        f(*together)
-    assert len(traces) == 1
-    assert st.tree.structure(args[0]) is st.tree.structure(copy_dag(args[0]))
+    laws.equal_structure_does_not_retrace(args)
 
 
 @given(dag=dags())
 @settings(max_examples=20)
 def test_other_sharing_retraces_once(dag):
-    traces = []
-    f = st.preserve_identities(jax.jit, policy=IGNORE)(lambda x: traces.append(1))
-    f(copy_dag(dag))
-    f(copy_dag(dag))
-    assert len(traces) == 1
-    loose = twin(dag)
-    f(loose)
-    f(twin(dag))
-    assert len(traces) == (1 if partition(loose) == partition(dag) else 2)
+    laws.other_sharing_retraces_once(dag)
 
 
 # 5. Round trip
@@ -237,19 +81,7 @@ def test_other_sharing_retraces_once(dag):
 
 @given(dag=dags())
 def test_round_trip(dag):
-    leaves, structure = st.tree.flatten(dag)
-    again = st.tree.unflatten(structure, leaves)
-    assert st.tree.structure(again) is structure
-    assert partition(again) == partition(dag)
-    before, after = list(paths(dag)), list(paths(again))
-    assert [p for p, _, _ in before] == [p for p, _, _ in after]
-    for (_, x, _), (_, y, _) in zip(before, after, strict=True):
-        assert type(x) is type(y)
-        if is_array(x):
-            assert x is y
-        elif not children(x) and not isinstance(x, (list, dict, tuple, *MODULES)):
-            assert x == y
-    assert len(leaves) == len(unique_arrays(dag)) + python_numbers([dag])
+    laws.round_trip(dag)
 
 
 @given(args=arguments())
@@ -262,37 +94,14 @@ def test_round_trip_in_a_context(args):
     assert partition(list(again)) == everything_inside
 
 
-# S8 and S6
+# In place and pass-through
 
 
 @given(dag=dags())
 def test_in_place_changes_the_callers_objects_and_no_others(dag):
-    dag = copy_dag(dag)
-    before = {path: obj for path, obj, _ in paths(dag)}
-    model = Mutable(dag=dag, count=jnp.zeros(()), log=[dag])
-
-    def f(model):
-        model.count = model.count + 1
-        model.log.append(model.count)
-
-    st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))(f)(model)
-    assert float(model.count) == 1
-    assert model.log[1] is model.count
-    assert model.dag is dag is model.log[0]
-    for path, obj, _ in paths(dag):
-        if occurrences(dag).get(path) is not None:
-            assert obj is before[path]
+    laws.in_place_changes_the_callers_objects_and_no_others(dag)
 
 
 @given(dag=dags())
 def test_pass_through_is_what_vanilla_would_return(dag):
-    """Same values and types; the very object where every leaf is a jax.Array, new arrays otherwise."""
-    result = st.jit(lambda x: x)(dag)
-    leaves = unique_arrays(dag)
-    numbers = python_numbers([dag])
-    assert (result is dag) == (all(isinstance(x, jax.Array) for x in leaves) and not numbers)
-    for ours, original in zip(unique_arrays(result), leaves, strict=False):
-        if not numbers:
-            assert isinstance(ours, jax.Array)
-            np.testing.assert_array_equal(ours, original)
-    assert partition(result) >= partition(dag) or numbers
+    laws.pass_through_is_what_vanilla_would_return(dag)

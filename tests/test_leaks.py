@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import sharedtree as st
+from tests.calls import CALLS_IN_PLACE
 from tests.kinds import Noted
 from tests.strategies import Mutable
 
@@ -20,32 +19,7 @@ class Named:
     cache: object = dataclasses.field(default=None, compare=False)
 
 
-# How a transform calls a function of a model that changes it in place, and returns an array.
-IN_PLACE = {
-    "jit": lambda f, m: st.jit(f, in_place=True)(m),
-    "vmap": lambda f, m: st.vmap(f, in_place=True)(m),
-    "grad": lambda f, m: st.grad(lambda m: f(m).sum(), in_place=True)(m),
-    "value_and_grad": lambda f, m: st.value_and_grad(lambda m: f(m).sum(), in_place=True)(m),
-    "shard_map": lambda f, m: st.shard_map(f, mesh=mesh(), in_specs=P(), out_specs=P(), in_place=True)(m),
-    "pmap": lambda f, m: st.pmap(f, in_place=True)(m),
-    "checkpoint": lambda f, m: st.checkpoint(f, in_place=True)(m),
-    "cond": lambda f, m: st.cond(True, f, lambda m: m.a, m, in_place=True),
-    "switch": lambda f, m: st.switch(0, [f, lambda m: m.a], m, in_place=True),
-    "scan, carried": lambda f, m: st.scan(lambda m, _: (m, f(m)), m, length=1, in_place=True),
-    "scan, scanned": lambda f, m: st.scan(lambda _, m: (None, f(m)), None, m, in_place=True),
-    "map": lambda f, m: st.map(f, m, in_place=True),
-    "fori_loop": lambda f, m: st.fori_loop(0, 1, lambda i, m: (f(m), m)[1], m, in_place=True),
-    "while_loop": lambda f, m: st.while_loop(
-        lambda c: c[0] < 1, lambda c: (c[0] + 1 + 0 * f(c[1]).sum(), c[1]), (0.0, m), in_place=True
-    ),
-}
-
-
-def mesh():
-    return jax.make_mesh((1,), ("i",))
-
-
-@pytest.mark.parametrize("run", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("run", CALLS_IN_PLACE.values(), ids=CALLS_IN_PLACE)
 @pytest.mark.sampled(every=3)
 def test_state_with_a_tracer_in_a_static_value_is_not_written_and_a_lost_tie_is_reported(run):
     w = jnp.array([[1.0, 2.0]])

@@ -22,7 +22,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 import sharedtree as st
 from sharedtree.linen import TrainState
-from tests.serialise.process import run
+from tests.processes import program, run
 
 POLICY = st.Policy(containers=True)
 X = jnp.linspace(-1.0, 1.0, 8).reshape(4, 2)
@@ -756,33 +756,13 @@ def test_a_state_is_saved_and_loaded_with_its_ties(cls, tmp_path):
 def test_loading_a_state_does_not_import_flax(tmp_path):
     path = tmp_path / "state.safetensors"
     st.save(path, create(TrainState, tied_params(), optax.sgd(0.1)).replace(tx=None))
-    code = """
-        import sys, optax, sharedtree as st
-        for attempt in range(2):
-            try:
-                print(type(st.load(sys.argv[1])).__name__)
-            except st.errors.UntrustedTypeError as error:
-                assert "flax" not in sys.modules
-                (line,) = [line for line in str(error).splitlines() if line.startswith("    import ")]
-                exec(line.strip())
-    """
+    code = program("load_a_linen_state")
     assert run(code, path).split() == ["TrainState"]
 
 
 @pytest.mark.slow
 def test_a_program_without_flax_is_told_what_is_missing():
-    code = """
-        import pydoc, sys
-        sys.modules["flax"] = None  # as if it were not installed
-        import sharedtree as st
-        pydoc.render_doc(st)  # which uses all that `dir` lists
-        for use in ("from sharedtree.linen import TrainState", "import sharedtree.linen", "st.linen"):
-            try:
-                exec(use)
-            except ImportError as error:
-                print(error.name.partition(".")[0], str(error).splitlines())
-        assert "linen" not in vars(st)
-    """
+    code = program("without_flax")
     lines = ["`sharedtree.linen` needs Flax, whose `TrainState` it extends. Install it:", "    pip install flax"]
     assert run(code) == f"flax {lines}\n" * 3
 

@@ -10,7 +10,7 @@ import pytest
 import sharedtree as st
 from sharedtree.core import _locks
 from tests.kinds import Noted
-from tests.serialise.process import run
+from tests.processes import program, run
 
 PACKAGE = pathlib.Path(st.__file__).parent
 OF_ONE_CALL = {"serialise/container/_byte_sources.py"}
@@ -26,47 +26,7 @@ def test_every_lock_is_one_that_a_fork_frees():
     assert found == {"core/_locks.py"} | OF_ONE_CALL
 
 
-SCRIPT = """
-    import os, signal, sys, threading, warnings
-    import jax.numpy as jnp, optax
-    import sharedtree as st
-    from sharedtree.core import _locks, _recursion_limit as under_way
-    warnings.simplefilter("ignore")
-
-    model = st.tie([jnp.ones(2), jnp.ones(2)], lambda m: (m[0], m[1]))
-    taken, done = threading.Event(), threading.Event()
-
-    def hold():
-        with under_way.restoring_limit():
-            assert under_way.make_room(900)
-            for lock in list(_locks._all_locks):
-                lock.__enter__()
-            taken.set()
-            done.wait()
-
-    found = sys.getrecursionlimit()
-    threading.Thread(target=hold, daemon=True).start()
-    taken.wait()
-    assert not under_way.CAN_RAISE_LIMIT or sys.getrecursionlimit() > found
-    child = os.fork()
-    if child == 0:
-        signal.alarm(300)  # ends a child that waits for ever
-        statics = [str(i) for i in range(500)]
-        dag = st.Dag([st.tree.map(lambda x: x, model), (statics, {"a": statics})])
-        assert dag.tree[0][0] is dag.tree[0][1]
-        st.optimizer(optax.sgd(0.1)).init(model)
-        st.preserve_identities(lambda f: f)(lambda m: m)(dag)
-        st.from_bytes(st.to_bytes(model))
-        for lock in list(_locks._all_locks):
-            with lock:
-                pass
-        assert sys.getrecursionlimit() == found
-        with under_way.restoring_limit():
-            assert under_way.make_room(500)
-        os._exit(0 if sys.getrecursionlimit() == found else 2)
-    print(os.waitpid(child, 0)[1])
-    done.set()
-"""
+SCRIPT = program("fork_with_locks")
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system does not fork")

@@ -14,8 +14,7 @@ from hypothesis import assume, given
 
 import sharedtree as st
 from sharedtree import associative_scan, fori_loop, map as map_over, scan, while_loop
-from tests.strategies import Mutable, Pair, copy_dag, dags, partition, unique_arrays
-from tests.test_laws import python_numbers
+from tests.strategies import Mutable, Pair, copy_dag, dags, partition, python_numbers, unique_arrays
 
 IGNORE = st.Policy(on_untie="ignore")
 PARTING = st.Policy(in_place=True, on_untie="ignore")

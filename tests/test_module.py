@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.kinds import Free
+from tests.kinds import Free, OwnDict
+from tests.models import Opaque
 from tests.serialise.drafts import Draft
-from tests.test_statics import OwnDict
 from tests.walks import in_python
 
 T = TypeVar("T")
@@ -106,17 +106,17 @@ VALUES = {
 }
 
 
-def test_what_jax_sees_follows_from_the_value():
-    for name, (make, expected) in VALUES.items():
-        holder = Free(x=make())
-        assert paths(holder) == expected, name
-        leaves, treedef = jax.tree.flatten(holder)
-        again = jax.tree.unflatten(treedef, leaves)
-        assert type(again) is Free
-        assert jax.tree.structure(again) == treedef
-        assert all(a is b for a, b in zip(jax.tree.leaves(again), leaves, strict=True))
-        # Any objects can be put in the place of children.
-        assert jax.tree.structure(jax.tree.unflatten(treedef, [object() for _ in leaves])) == treedef
+@pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES)
+def test_what_jax_sees_follows_from_the_value(make, expected):
+    holder = Free(x=make())
+    assert paths(holder) == expected
+    leaves, treedef = jax.tree.flatten(holder)
+    again = jax.tree.unflatten(treedef, leaves)
+    assert type(again) is Free
+    assert jax.tree.structure(again) == treedef
+    assert all(a is b for a, b in zip(jax.tree.leaves(again), leaves, strict=True))
+    # Any objects can be put in the place of children.
+    assert jax.tree.structure(jax.tree.unflatten(treedef, [object() for _ in leaves])) == treedef
 
 
 def test_a_mark_stays_with_the_attribute_and_an_array_that_becomes_a_number_is_traced_still():
@@ -385,11 +385,6 @@ def test_subclasses_generics_and_modules_inside_of_others():
     model = eqx.nn.Sequential([noisy, eqx.nn.Lambda(jnp.tanh)])
     assert paths(model)[0] == ".layers[0].weight"
     assert "weight=parameter(f32[2,2])" in repr(model)
-
-
-class Opaque:
-    def __init__(self, layer):
-        self.weight = layer
 
 
 class OfLayers:

@@ -6,26 +6,20 @@ import types
 import weakref
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
 from sharedtree.core import _pack_and_unpack, _walk
 from sharedtree.core._node_types import node_type_of
 from sharedtree.core._pack_and_unpack import Tags, flags_of, native
-from sharedtree.core._static_values import Static
-from sharedtree.core._structure import Given, Node, Update
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
 from sharedtree.transforms._leaf_groups import LeafGroup
-from tests.kinds import Free, made
+from tests.kinds import Free, Slots, W, made
 from tests.strategies import Layer, Pair, Record
-from tests.test_native_readings import Slots
-from tests.test_native_walk import with_records
+from tests.walks import WRONG_CALLS, WRONG_TREES, natively, with_records, wrong_records
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
-
-W = jnp.ones(2)
+pytestmark = natively
 
 
 class Reluctant:
@@ -38,11 +32,6 @@ class Reluctant:
         raise LookupError
 
 
-WRONG_TREES = [(), (1, 2, 3, 4), ([], Tags, 0, {}), ([], Tags(), (), {}), ([], Tags(), 0, None)]
-WRONG_CALLS = [(), (None, (), {}), ((1,) * 5, (), {}), ((0, 0, {}, False, True, None), [], {}), ((None,) * 6, (), {})]
-WRONG_CALLS += [
-    ((0, 0, {0: form}, False, True, None), (), {}) for form in (1, (), (1,) * 7, (((), ()), None, (), None, False))
-]
 WRONG = {
     "walk": WRONG_TREES,
     "build": WRONG_TREES,
@@ -64,16 +53,6 @@ WRONG = {
 def test_wrong_arguments_are_errors(name, arguments):
     with pytest.raises((TypeError, ValueError)):
         getattr(native, name)(*arguments)
-
-
-def wrong_records():
-    """Records that make no sense, and what they end in; many of them only when they are built."""
-    structure = st.tree.structure(Pair(W, [W]))
-    leaf, (node, _), *_, (pair, _) = structure.records[0][0], st.tree.structure([W]).records[-1], *structure.records
-    unpaired = Node(node_type_of(Pair(W, W)), Static((("first",), (1,))), ("first",))
-    numbers = [(node, (5,)), (node, ("a",)), (node, (-1,)), (pair, (-1, 0)), (pair, (0, 5)), (pair, (0, "a"))]
-    given = [(op, (0, 0)) for op in (Given(3), Update(3, pair))]
-    return [[(leaf, ()), each] for each in (*numbers, (unpaired, (0,)), (leaf, ()), *given)]
 
 
 def test_records_that_do_not_fit():

@@ -12,9 +12,11 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from sharedtree.core._call_arguments import Arguments
-from sharedtree.core._pack_and_unpack import Tags, native, pack
+from sharedtree.core._pack_and_unpack import Tags, pack
 from sharedtree.core._walk import Rules
 from sharedtree.transforms._leaf_groups import LeafSelection
+from tests.counting import Counting
+from tests.kinds import Slots, W
 from tests.strategies import (
     Layer,
     Mutable,
@@ -28,10 +30,7 @@ from tests.strategies import (
     partition,
     paths,
 )
-from tests.test_counts import Counting
-from tests.test_native_readings import Slots, W
-from tests.test_native_walk import assert_walked_alike
-from tests.walks import calls_in_python, in_python
+from tests.walks import assert_walked_alike, calls_in_python, in_python, natively
 
 RULES = [
     Rules(convention="outside", arrays=bool(arrays), containers=bool(containers), filtered=bool(filtered))
@@ -44,7 +43,7 @@ def as_one(args, kwargs=None, static=()):
     return Arguments(tuple([f"arg{i}" for i in range(len(args))]), args, kwargs, static)
 
 
-@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@natively
 @given(args=arguments(), rules=hst.sampled_from(RULES))
 def test_arguments_are_walked_alike(args, rules):
     half = len(args) // 2
@@ -54,7 +53,7 @@ def test_arguments_are_walked_alike(args, rules):
     assert_walked_alike([as_one(copy_dag(args))], rules, num_walks=2)
 
 
-@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@natively
 @given(args=arguments(), rules=hst.sampled_from(RULES), data=hst.data())
 def test_arguments_that_changed_since_are_walked_alike(args, rules, data):
     args = copy_dag(args)
@@ -129,7 +128,7 @@ CALLS = {
 }
 
 
-@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@natively
 @pytest.mark.parametrize("name", CALLS)
 def test_a_warm_call_asks_python_for_nothing(name):
     def results():

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given, settings, strategies as hst
 
 from sharedtree.core import _walk
-from sharedtree.core._pack_and_unpack import Tags, build, native, pack
+from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import intern
 from sharedtree.core._walk import Rules
 from tests.kinds import ByContent, Keyed, Noted, Unregistered, made
 from tests.strategies import Layer, Mutable, Pair, Point, Record
-from tests.test_native_walk import RULES, assert_walked_alike
+from tests.walks import RULES, assert_walked_alike, natively
 
 pytestmark = [
-    pytest.mark.skipif(native is None, reason="the native walk is not in use"),
+    natively,
     pytest.mark.filterwarnings("ignore:A JAX array is being set as static"),
 ]
 

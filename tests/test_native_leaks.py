@@ -19,12 +19,11 @@ from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
 from tests.kinds import ENDS, KINDS, W
 from tests.strategies import Layer, Mutable, Pair, Point, Record
-from tests.test_native_arguments import WRONG_CALLS, WRONG_TREES, wrong_records
-from tests.test_native_walk import with_records
+from tests.walks import WRONG_CALLS, WRONG_TREES, natively, with_records, wrong_records
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(native is None, reason="the native walk is not in use"),
+    natively,
     pytest.mark.filterwarnings("ignore:A JAX array is being set as static"),
 ]
 

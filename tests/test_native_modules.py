@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _sharedtree_module, _sharedtree_module_kinds
 from tests.kinds import Free
 from tests.strategies import Pair, Point
-from tests.test_native_walk import RULES, assert_alike, knows
+from tests.walks import RULES, assert_alike, knows, natively
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+pytestmark = natively
 
 W = jnp.ones(2)
 
@@ -160,17 +159,17 @@ def test_a_class_that_is_changed_is_left_to_its_functions():
     assert st.tree.leaves([module])[0] is W
 
 
-def test_kinds_that_were_tampered_with():
-    for slot, value in [("names", 3), ("names", ()), ("are_static", None), ("are_static", b"")]:
-        module = Free(tampered=W, **{slot: "text"})
-        kinds = _sharedtree_module_kinds.stored_kinds(module)
-        before = getattr(kinds, slot)
-        setattr(kinds, slot, value)
-        try:
-            assert len(st.tree.leaves(module)) == 1
-            assert st.tree.map(lambda x: x, module).tampered is W
-        finally:
-            setattr(kinds, slot, before)
+@pytest.mark.parametrize(("slot", "value"), [("names", 3), ("names", ()), ("are_static", None), ("are_static", b"")])
+def test_kinds_that_were_tampered_with(slot, value):
+    module = Free(tampered=W, **{slot: "text"})
+    kinds = _sharedtree_module_kinds.stored_kinds(module)
+    before = getattr(kinds, slot)
+    setattr(kinds, slot, value)
+    try:
+        assert len(st.tree.leaves(module)) == 1
+        assert st.tree.map(lambda x: x, module).tampered is W
+    finally:
+        setattr(kinds, slot, before)
 
 
 def test_something_else_in_the_slot():

@@ -11,7 +11,6 @@ import itertools
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import pytest
 from hypothesis import example, given, strategies as hst
 
@@ -19,12 +18,9 @@ import sharedtree as st
 from sharedtree.core import _walk
 from sharedtree.core._pack_and_unpack import Tags, native, pack
 from sharedtree.core._static_values import Static
-from tests.kinds import nnx
+from tests.kinds import Slots, Unhashable, W, nnx
 from tests.strategies import Pair
-from tests.test_native_walk import knows
-from tests.test_statics import Unhashable
-
-W = jnp.ones(2)
+from tests.walks import knows
 
 
 class One:
@@ -38,13 +34,6 @@ class Other:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
 @dataclasses.dataclass
 class Record:
-    w: object
-    static: object
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
-@dataclasses.dataclass(slots=True)
-class Slots:
     w: object
     static: object
 

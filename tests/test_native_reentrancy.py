@@ -26,9 +26,10 @@ from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
 from sharedtree.ties import _policy_and_context
 from tests.strategies import Mutable, Pair, Record
-from tests.test_threads import at_once
+from tests.threads import at_once
+from tests.walks import natively
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+pytestmark = natively
 
 
 class Model(eqx.Module):

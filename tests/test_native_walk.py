@@ -30,71 +30,13 @@ from sharedtree.core._structure import Given, Node, Update, intern
 from sharedtree.core._walk import Rules
 from tests.deep import Link, chain, free, in_a_thread
 from tests.garbage import collect_all
-from tests.kinds import KINDS, ByContent, Noted as Odd, Slots, made
-from tests.serialise.process import HANGS
+from tests.kinds import KINDS, ByContent, FrozenSlots, LyingDict, Noted as Odd, made
+from tests.processes import HANGS
 from tests.strategies import Layer, Mutable, Pair, Record, arguments
-from tests.test_threads import at_once
+from tests.threads import at_once
+from tests.walks import RULES, assert_alike, knows, natively, with_records
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
-
-RULES = [
-    Rules(), Rules(arrays=False), Rules(containers=True), Rules(convention="any"), Rules(convention="equinox"),
-    Rules(values=True), Rules(convention="outside"), Rules(convention="outside", containers=True), Rules(filtered=True),
-]  # fmt: skip
-
-
-def assert_walked_alike(trees, rules, num_walks=1):
-    """Both walks over several trees in one crossing. Returns the leaves and the structure of each."""
-    expected, tags = [], _walk.Tags()
-    for tree in trees:
-        base = len(tags.objects)
-        try:
-            leaves, records, root = _walk.walk(tree, tags, rules)
-        except ValueError as error:  # JAX's, of keys that have no order
-            with pytest.raises(ValueError, match=str(error)):
-                pack(tree, Tags(), rules)
-            return []
-        expected.append((leaves, intern(records, root, base)))
-    for _ in range(num_walks):
-        own = Tags()
-        for tree, (leaves, structure) in zip(trees, expected, strict=True):
-            found, its = pack(tree, own, rules)
-            assert its is structure
-            assert [id(leaf) for leaf in found] == [id(leaf) for leaf in leaves]  # alive in both
-        assert [id(obj) for obj in own.objects] == [id(obj) for obj in tags.objects]  # alive in both
-        assert [own.number_of(obj) for obj in own.objects] == [tags.number_of(obj) for obj in tags.objects]
-    return expected
-
-
-def assert_alike(trees, rules):
-    """The native one twice, for the first time it only asks Python; and the way back."""
-    for leaves, structure in assert_walked_alike(trees, rules, num_walks=2):
-        if not rules.values and structure.base == 0:
-            assert_built_alike(structure, leaves)
-
-
-def assert_built_alike(structure, leaves):
-    one, other = [], []
-    _walk.build(structure.records, leaves, one)
-    build(structure, leaves, other)
-    for a, b, (_, children) in zip(one, other, structure.records, strict=True):
-        assert type(a) is type(b)
-        if isinstance(a, eqx.Module):
-            assert list(vars(a)) == list(vars(b))
-        assert (a is b) <= (not children or type(a) is tuple)
-    again = [_walk.walk(table[structure.root], _walk.Tags()) for table in (one, other)]
-    assert again[0][1:] == again[1][1:]
-    assert all(a is b for a, b in zip(again[0][0], again[1][0], strict=True))
-
-
-def with_records(records):
-    """What the native part asks of a structure."""
-    return types.SimpleNamespace(base=0, records=records, given=(), root=0, is_noted=False, updates=False, program=None)
-
-
-def knows(tree, rules=_walk.DEFAULT_RULES):
-    """Whether the native walk knows a tree again, so that no test passes because everything is left to Python."""
-    return native.walk(tree, Tags(), _pack_and_unpack.flags_of(rules), _pack_and_unpack._entries) is not None
+pytestmark = natively
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
@@ -137,13 +79,6 @@ class Lying(eqx.Module):
         return None if name == "weight" else super().__getattribute__(name)
 
 
-class Dictionary(dict):
-    """Claims to have what it lacks."""
-
-    def __getitem__(self, name):
-        return 5
-
-
 def cached():
     m = Cached(W)
     m.__dict__["answer"] = 42
@@ -152,7 +87,7 @@ def cached():
 
 def with_attributes_of_a_subclass():
     m = made(Odd, weight=W, note=1)
-    dict_descriptor(Odd).__set__(m, Dictionary(weight=W, note=1))
+    dict_descriptor(Odd).__set__(m, LyingDict(weight=W, note=1))
     return m
 
 
@@ -176,13 +111,13 @@ NODES = KINDS | {
     "a dict without order": lambda: {2: W, "a": 3},
     "a dict by None": lambda: {None: W},
     "a namedtuple that lies": lambda: Named(W, W),
-    "a dictionary of a subclass": lambda: Dictionary(a=W),
+    "a dictionary of a subclass": lambda: LyingDict(a=W),
     "functions": lambda: [Pair(jax.nn.relu, jnp.sin), Pair(lambda x: x, len)],
     "numpy texts": lambda: [Pair(np.array(["a"]), np.array([1.0])), Mutable(a=np.array(["a"]), b=np.array([1.0]))],
     "dictionaries by tuples of tuples": lambda: [{((2,),): W, ((1,),): 1}, collections.OrderedDict({((1,),): W, 1: 1})],
     "attributes in another order": lambda: made(Layer, width=3, parts=1, activation=2, weight=W),
     "half surrogates in another order": lambda: made(Record, name="\ud800", right=W, left=W),
-    "half surrogates in slots": lambda: Slots(W, "\ud800"),
+    "half surrogates in slots": lambda: FrozenSlots(W, "\ud800"),
     "attributes beyond": cached,
     "attributes that are not what is there": lambda: Lying(W),
     "a marker": lambda: jax.tree.map(lambda x: x, made(Layer, weight=W)),

@@ -15,11 +15,11 @@ from sharedtree.core import _classes_in_native_walk
 from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
-from tests.serialise.process import run
-from tests.strategies import Pair
-from tests.test_dataclass_fields import assert_as_in_jax as as_in_jax, dataclass_pools, in_c
-from tests.test_native_walk import RULES, assert_alike, knows
-from tests.test_statics import OwnDict
+from tests import in_jax
+from tests.kinds import OwnDict
+from tests.processes import program, run
+from tests.strategies import Pair, pools_of_classes
+from tests.walks import RULES, assert_alike, knows, natively
 
 pytest.importorskip("flax", minversion="0.12.1")  # before, some of these objects could not be made
 nnx: Any = pytest.importorskip("flax.nnx")
@@ -196,18 +196,18 @@ SHARED = {
 }
 
 
-assert_as_in_jax = functools.partial(as_in_jax, objects=(nnx.Variable, nnx.Pytree, ObjectState))
+assert_as_in_jax = functools.partial(in_jax.assert_as_in_jax, objects=(nnx.Variable, nnx.Pytree, ObjectState))
 
 
-def test_an_object_is_what_it_is_in_jax():
-    for name in sorted(ALL.keys() - {"nothing", "marked itself"}):
-        obj = ALL[name]()
-        assert_as_in_jax(obj)
-        assert_as_in_jax([obj, w(5), {"a": ALL[name]()}])
-        assert_as_in_jax(jax.tree.map(lambda x: x, obj))
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "marked itself"}))
+def test_an_object_is_what_it_is_in_jax(name):
+    obj = ALL[name]()
+    assert_as_in_jax(obj)
+    assert_as_in_jax([obj, w(5), {"a": ALL[name]()}])
+    assert_as_in_jax(jax.tree.map(lambda x: x, obj))
 
 
-@in_c
+@natively
 @pytest.mark.parametrize("name", [*ALL, *SHARED])
 def test_both_walks_agree_and_what_is_common_is_known_again(name):
     make = (ALL | SHARED)[name]
@@ -222,7 +222,7 @@ def test_both_walks_agree_and_what_is_common_is_known_again(name):
         assert knows(built)
 
 
-@in_c
+@natively
 def test_the_functions_of_nnx_are_not_called(monkeypatch):
     """Of objects that have names and marks as others had before."""
     tree = [make() for make in READ.values()]
@@ -395,25 +395,13 @@ MADE = {
 }
 
 
-@in_c
-@given(pool=dataclass_pools(MADE))
+@natively
+@given(pool=pools_of_classes(MADE))
 def test_random_dags(pool):
     assert_alike([Pair(pool[-1], list(pool)), pool[-1]], Rules())
 
 
-LATE = """
-import sys
-import jax.numpy as jnp
-import sharedtree as st
-st.tree.flatten([jnp.ones(2)])
-assert not any(name.partition(".")[0] == "flax" for name in sys.modules)
-from flax import nnx
-model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-leaves, structure = st.tree.flatten(model)
-assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
-from sharedtree.core import _classes_in_native_walk, _native_or_python
-assert (nnx.Linear in _classes_in_native_walk._layouts_in_use) is (_native_or_python.native_module is not None)
-"""
+LATE = program("late_flax")
 
 
 @pytest.mark.slow
@@ -422,7 +410,7 @@ def test_flax_is_not_imported():
 
 
 @pytest.mark.slow
-@in_c
+@natively
 def test_many_layouts_of_one_class():
     class Named(nnx.Module):
         def __init__(self, name):

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import sharedtree as st
-from tests.test_nnx_layers import assert_equal
+from tests.nnx_layers import assert_equal
 
 pytest.importorskip("flax", minversion="0.12.1")
 nnx: Any = pytest.importorskip("flax.nnx")

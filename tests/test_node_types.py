@@ -13,8 +13,8 @@ from jax import tree_util as jtu
 
 import sharedtree as st
 from sharedtree.core import _node_types
+from tests.models import Box
 from tests.strategies import Mutable, Pair, Point, Record
-from tests.test_graph import Box
 
 
 def through_jit(tree):

@@ -17,8 +17,8 @@ import pytest
 from flax.training.train_state import TrainState
 
 import sharedtree as st
+from tests.messages import warnings_of
 from tests.strategies import Pair
-from tests.test_intent import warnings_of
 
 
 class Net(eqx.Module):

@@ -11,8 +11,8 @@ import pytest
 
 import sharedtree as st
 from tests.deep import chain, in_a_thread
+from tests.optimizers import Model, arrays, distinct, flat, is_tied, net, nets, parts
 from tests.strategies import Pair
-from tests.test_every_optimizer import Net, arrays, distinct, flat, is_tied, net, nets, parts
 
 STEPS = 3
 
@@ -106,7 +106,7 @@ def test_steps_equal_those_on_a_dict(name, mode):
     assert mode == "eager" or traces == 1
     if name == "adam":
         mu = state[0].mu
-        assert isinstance(mu, Net)
+        assert isinstance(mu, Model)
         np.testing.assert_allclose(mu.head["again"], vanilla_state[0].mu["a"], rtol=1e-4, atol=1e-6)
 
 

@@ -51,18 +51,21 @@ def test_mutated_and_put_back():
     assert st.jit(put_back)(m) is m
 
 
-def test_changed_deep_down(model):
-    for change, length in (
+@pytest.mark.parametrize(
+    ("change", "length"),
+    [
         (lambda layer: eqx.tree_at(lambda each: each.weight, layer, layer.weight + 0), 1),
         (lambda layer: Layer(layer.weight, jnp.tanh, layer.parts), 1),
         (lambda layer: Layer(layer.weight, layer.activation, list(layer.parts)), 1),
         (lambda layer: layer.parts.append(jnp.zeros(1)) or layer, 2),
-    ):
-        f = st.jit(lambda m, change=change: Pair(change(m.first), m.second), policy=st.Policy(on_untie="ignore"))
-        result = f(model)
-        assert result.first is not model.first
-        assert len(model.first.parts) == 1
-        assert len(result.first.parts) == length
+    ],
+)
+def test_changed_deep_down(model, change, length):
+    f = st.jit(lambda m, change=change: Pair(change(m.first), m.second), policy=st.Policy(on_untie="ignore"))
+    result = f(model)
+    assert result.first is not model.first
+    assert len(model.first.parts) == 1
+    assert len(result.first.parts) == length
 
 
 def test_not_by_policy_nor_what_is_donated_nor_where_shardings_are_given(model):

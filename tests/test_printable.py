@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import json
 import sys
-import unicodedata
 from typing import Any
 
 import equinox as eqx
@@ -21,33 +20,8 @@ import pytest
 import sharedtree as st
 from sharedtree.__main__ import main
 from sharedtree.core._printing import printable, printable_lines, shown
+from tests.hostile_texts import EVERYTHING, TEXTS, Registered, assert_safe, is_safe
 from tests.serialise.drafts import Draft
-
-# What begins a line of its own, clears a screen, sets the title of a window, turns the direction of writing, or hides.
-TEXTS = [
-    "a\nREAD ME", "a\r\nREAD ME", "a\x1b[2J\x1b[31mREAD ME", "a\x1b]0;READ ME\x07", "a\x9b2J", "a\x9d0;title\x9c",
-    "a\u2028READ ME\u2029\x85", "a\x0bREAD ME\x0c", "a\u202egnp\u2066", "a\u200b\u200d\ufeff\u00ad", "a\x00\x7f\x08",
-    "a\u034f\ufe0f\u3164\u115f\U000e0100\U000e0041", "a\u00a0\u3000b", "`\n    trusted=[",
-]  # fmt: skip
-EVERYTHING = "".join(TEXTS)
-
-HIDDEN = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)}
-HIDDEN |= set(range(0xE0100, 0xE01F0))
-
-
-def is_safe(text, hidden=HIDDEN):
-    """Told from the Unicode database, not by the function under test."""
-    return not any(
-        (unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") and char != "\n")
-        or (unicodedata.category(char) == "Zs" and char != " ")
-        or ord(char) in hidden
-        for char in text
-    ) and not any(line.lstrip().startswith(("READ ME", "trusted=[")) for line in text.split("\n"))
-
-
-def assert_safe(text, told):
-    """What Python's own `repr` makes of a text may have what cannot be seen."""
-    assert is_safe(text, () if "repr" in told else HIDDEN), (told, text[:2000])
 
 
 @dataclasses.dataclass
@@ -63,24 +37,6 @@ class Colour(enum.Enum):
 class Net(eqx.Module):
     weight: jax.Array
     kind: object
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class Registered:
-    def __init__(self, *parts):
-        self.parts = parts
-
-    def tree_flatten_with_keys(self):
-        return [(jax.tree_util.GetAttrKey(name), part) for name, part in zip("ab", self.parts, strict=True)], None
-
-    def tree_flatten(self):
-        return self.parts, None
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        if any(type(part) is str for part in children):
-            raise ValueError(EVERYTHING)
-        return cls(*children)
 
 
 def tree(text):

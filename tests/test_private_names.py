@@ -2,27 +2,21 @@
 
 import re
 import warnings
-from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
+from tests.kinds import Noted
 
 PRIVATE = re.compile(r"sharedtree\.[\w.]*\b_\w+|\b(Packed|Structure\(|Round|Attending|Sorted|Group\(|LeafPath)")
 SPEC = jax.sharding.PartitionSpec
 
 
-class Static(eqx.Module):
-    x: Any
-    k: Any = eqx.field(static=True)
-
-
 def model(array=None, static=0):
     array = jnp.ones((1, 2)) if array is None else array
-    return Static([array, array], static)
+    return Noted([array, array], static)
 
 
 RESULTS = {
@@ -44,9 +38,9 @@ PREFIXES = {
     "a longer tuple": lambda label: (label, label, label),
     "keys": lambda label: {"a": label},
     "keys for an array": lambda label: (label, {"a": label}),
-    "a module": lambda label: Static([label, label], 0),
-    "another module": lambda label: Static([label], 0),
-    "a module for an array": lambda label: (label, Static(label, 0)),
+    "a module": lambda label: Noted([label, label], 0),
+    "another module": lambda label: Noted([label], 0),
+    "a module for an array": lambda label: (label, Noted(label, 0)),
     "a text": lambda label: "text",
     "a model": lambda label: model(),
 }

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 import sharedtree as st
 from sharedtree.core._recursion_limit import CAN_RAISE_LIMIT, MAX_FLATTENED, active, raised_depths
 from tests.deep import chain, free, in_a_thread, link, lists, room
-from tests.serialise.process import run
+from tests.processes import program, run
 
 W = jnp.array(1.0)
 
@@ -346,23 +346,4 @@ def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
 @pytest.mark.slow
 def test_an_endless_recursion_elsewhere_is_no_crash():
     """It was, once a deep model had raised the limit for good."""
-    program = """
-import functools, sys
-import optax
-import sharedtree as st
-from tests.deep import chain, free
-
-model, found = chain(3_000), sys.getrecursionlimit()
-state = st.optimizer(optax.sgd(0.1)).init(model)
-
-class Endless:
-    def __getattr__(self, name):
-        return functools.reduce(lambda _, __: sorted([self], key=lambda x: getattr(x, name)), [1, 2])
-
-try:
-    Endless().x
-except RecursionError:
-    print("an error", sys.getrecursionlimit() == found, flush=True)
-free(model)
-"""
-    assert run(program) == "an error True\n"
+    assert run(program("endless_recursion")) == "an error True\n"

@@ -14,12 +14,13 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core._classes_in_native_walk import _compile
-from sharedtree.core._pack_and_unpack import build, native, unpack
+from sharedtree.core._pack_and_unpack import build, unpack
 from sharedtree.core._structure import Structure
+from tests.kinds import Noted as Odd
 from tests.strategies import Mutable, Pair
-from tests.test_native_walk import Odd
+from tests.walks import natively
 
-pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+pytestmark = natively
 
 W = jnp.ones(2)
 

@@ -12,13 +12,9 @@ from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
-from tests.test_ties import get
-from tests.test_tree import same
-
-
-class Layer(eqx.Module):
-    weight: jax.Array
-    bias: object = None
+from tests.in_jax import assert_same_tree
+from tests.models import Dense, Scale
+from tests.strategies import node_at
 
 
 class Net(eqx.Module):
@@ -27,16 +23,9 @@ class Net(eqx.Module):
     extra: Any = None
 
 
-class Callable(eqx.Module):
-    weight: jax.Array
-
-    def __call__(self, x, *, key=None):
-        return self.weight * x
-
-
 def tied():
     w = jnp.arange(6.0).reshape(3, 2)
-    return Net(Layer(w), Layer(w, jnp.zeros(3)))
+    return Net(Dense(w), Dense(w, jnp.zeros(3)))
 
 
 def nodes_by_id(tree):
@@ -94,7 +83,7 @@ def edits(draw):
 @hypothesis.given(edits())
 def test_at_equals_the_oracle_on_the_graph_in_values_and_in_sharing(edit):
     tree, chosen = edit
-    where = lambda t: tuple(get(t, path) for path, _, _ in chosen)
+    where = lambda t: tuple(node_at(t, path) for path, _, _ in chosen)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -106,7 +95,7 @@ def test_at_equals_the_oracle_on_the_graph_in_values_and_in_sharing(edit):
         # What a replaced node shared with the rest has been replaced there, too.
         assert any(isinstance(obj, type(new)) for _, obj, new in chosen)
         return
-    same(result, oracle)
+    assert_same_tree(result, oracle)
 
 
 @hypothesis.given(dags.dags(), hst.data())
@@ -114,12 +103,12 @@ def test_what_replaces_a_node_by_a_changed_copy_replaces_its_shared_parts_everyw
     """Doubling one node doubles exactly its arrays, wherever else they are, and no tie is lost."""
     path, _ = data.draw(hst.sampled_from(nodes_by_id(tree)))
     double = lambda x: 2 * x if isinstance(x, jax.Array) else x
-    chosen = get(tree, path)
+    chosen = node_at(tree, path)
     inside = {id(x) for x in dags.unique_arrays([chosen], dags.Pair(chosen, None))}  # alive in `tree`
-    result = st.tree.at(lambda t: get(t, path), tree, replace_fn=lambda node: dags.copy_dag(node, double))
+    result = st.tree.at(lambda t: node_at(t, path), tree, replace_fn=lambda node: dags.copy_dag(node, double))
     oracle = dags.copy_dag(tree, lambda x: double(x) if id(x) in inside else x)
     assert dags.partition(result) == dags.partition(oracle)
-    same(result, oracle)
+    assert_same_tree(result, oracle)
 
 
 def test_replacements_that_contradict_one_another_are_an_error_and_one_given_twice_is_one():
@@ -128,7 +117,7 @@ def test_replacements_that_contradict_one_another_are_an_error_and_one_given_twi
         (both, (jnp.ones(2), jnp.zeros(2)), st.errors.InconsistentSharingError, (".embed.weight", ".head.weight")),
         (
             inner,
-            (Layer(jnp.ones(2), jnp.ones(1)), jnp.ones(3)),
+            (Dense(jnp.ones(2), jnp.ones(1)), jnp.ones(3)),
             st.errors.SharingMismatchError,
             (".head", ".head.bias"),
         ),
@@ -151,16 +140,16 @@ def test_what_a_replacement_keeps_of_the_shared_part_needs_no_tying():
     assert result.head.weight is result.embed.weight is model.embed.weight
 
 
-def test_taking_a_tied_part_away_is_quiet():
-    for new in (None, eqx.nn.Identity(), Layer(None), 3, [jnp.ones(1)]):
-        result = st.tree.at(lambda m: m.head, tied(), new)
-        assert result.embed.weight.shape == (3, 2)
+@pytest.mark.parametrize("new", [None, eqx.nn.Identity(), Dense(None), 3, [jnp.ones(1)]])
+def test_taking_a_tied_part_away_is_quiet(new):
+    result = st.tree.at(lambda m: m.head, tied(), new)
+    assert result.embed.weight.shape == (3, 2)
 
 
 LOST = {
-    "another shape": lambda m: Layer(jnp.ones((4, 2)), jnp.zeros(4)),
-    "another class": lambda m: Net(Layer(jnp.ones((3, 2))), None),
-    "another dtype": lambda m: Layer(jnp.ones((3, 2), jnp.bfloat16), jnp.zeros(3)),
+    "another shape": lambda m: Dense(jnp.ones((4, 2)), jnp.zeros(4)),
+    "another class": lambda m: Net(Dense(jnp.ones((3, 2))), None),
+    "another dtype": lambda m: Dense(jnp.ones((3, 2), jnp.bfloat16), jnp.zeros(3)),
 }
 
 
@@ -182,7 +171,7 @@ def test_a_tie_that_cannot_be_kept_is_said(kind):
 
 def test_two_replaced_nodes_that_shared_a_part_say_so_once():
     model = tied()
-    new = (Layer(jnp.ones((3, 2))), Layer(jnp.zeros((3, 2)), jnp.zeros(3)))
+    new = (Dense(jnp.ones((3, 2))), Dense(jnp.zeros((3, 2)), jnp.zeros(3)))
     with pytest.warns(st.UntiedWarning) as caught:
         st.tree.at(lambda m: (m.embed, m.head), model, new)
     assert len(caught) == 1
@@ -195,14 +184,14 @@ def test_two_replaced_nodes_that_shared_a_part_say_so_once():
 
 
 def test_sharing_between_replacements_and_with_the_tree_is_kept():
-    a, b, c = (Layer(jnp.full(2, float(i))) for i in range(3))
+    a, b, c = (Dense(jnp.full(2, float(i))) for i in range(3))
     model = Net(a, b, c)
     result = st.tree.at(lambda m: m.head, model, model.extra)
     assert result.head is result.extra
     swapped = st.tree.at(lambda m: (m.embed, m.head), model, (b, a))
     assert swapped.embed.weight is b.weight
     assert swapped.head.weight is a.weight
-    new = Layer(jnp.ones(3))
+    new = Dense(jnp.ones(3))
     result = st.tree.at(lambda m: (m.embed, m.head), model, ([new, c], (new,)))
     assert result.embed[0] is result.head[0] is new
     assert result.embed[1] is result.extra
@@ -213,23 +202,23 @@ def test_sharing_between_replacements_and_with_the_tree_is_kept():
 
 def test_a_node_is_never_a_predicate():
     ones = lambda *shape: jnp.ones(shape)
-    mlp = eqx.nn.Sequential([Callable(ones(2, 2)), eqx.nn.Lambda(jnp.tanh), Callable(ones(2))])
+    mlp = eqx.nn.Sequential([Scale(ones(2, 2)), eqx.nn.Lambda(jnp.tanh), Scale(ones(2))])
     for choose in (lambda x: x.ndim == 2, lambda x: False):
         spec = jax.tree.map(lambda x, choose=choose: eqx.is_array(x) and choose(x), mlp)
         for ours, theirs in zip(st.tree.partition(mlp, spec), eqx.partition(mlp, spec), strict=True):
-            same(ours, theirs)
-        same(st.tree.filter(mlp, spec), eqx.filter(mlp, spec))
+            assert_same_tree(ours, theirs)
+        assert_same_tree(st.tree.filter(mlp, spec), eqx.filter(mlp, spec))
     with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec` does not fit"):
         st.tree.partition(mlp, jax.tree_util.Partial(eqx.is_array))
 
 
-def test_what_is_neither_a_boolean_nor_a_function_is_refused():
-    for spec in (eqx.nn.Identity(), 1, "yes", None, jax.tree_util.Partial(eqx.is_array)):
-        with pytest.raises(ValueError):
-            eqx.partition([jnp.ones(2)], [spec])
-        with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec`") as caught:
-            st.tree.partition([jnp.ones(2)], [spec])
-        assert caught.value.paths == ("[0]",)
+@pytest.mark.parametrize("spec", [eqx.nn.Identity(), 1, "yes", None, jax.tree_util.Partial(eqx.is_array)])
+def test_what_is_neither_a_boolean_nor_a_function_is_refused(spec):
+    with pytest.raises(ValueError):
+        eqx.partition([jnp.ones(2)], [spec])
+    with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec`") as caught:
+        st.tree.partition([jnp.ones(2)], [spec])
+    assert caught.value.paths == ("[0]",)
 
 
 def placed(halves):
@@ -273,22 +262,22 @@ def never(_):
 @pytest.mark.parametrize("left", [never, eqx.is_array, jax.nn.relu, jnp.float32, eqx.nn.Linear])
 def test_a_function_where_the_tree_has_one_is_never_called(left):
     """Whether it is the model's own, that of another model, or one that could be a filter."""
-    tree = {"a": Layer(jnp.ones(2), never), "b": [Layer(jnp.ones(2), 1)]}
-    spec = {"a": Layer(True, left), "b": eqx.is_array}
+    tree = {"a": Dense(jnp.ones(2), never), "b": [Dense(jnp.ones(2), 1)]}
+    spec = {"a": Dense(True, left), "b": eqx.is_array}
     with pytest.raises(st.errors.SharingMismatchError, match=r"`filter_spec` has .* at `\['a'\].bias`") as caught:
         st.tree.partition(tree, spec)
     assert caught.value.paths == ("['a'].bias",)
-    kept, rest = st.tree.partition(tree, {"a": Layer(True, False), "b": eqx.is_array})
+    kept, rest = st.tree.partition(tree, {"a": Dense(True, False), "b": eqx.is_array})
     assert (kept["a"].bias, rest["a"].bias) == (None, never)
     assert rest["b"][0].bias == 1
 
 
 def test_a_function_said_for_a_node_or_for_what_is_none_is_a_filter():
-    tree = [Layer(jnp.ones(2), abs), Layer(jnp.ones(2), "text"), Layer(jnp.ones(2))]
-    for spec in (eqx.is_array, [callable, callable, True], [eqx.is_array, Layer(True, callable), Layer(callable)]):
+    tree = [Dense(jnp.ones(2), abs), Dense(jnp.ones(2), "text"), Dense(jnp.ones(2))]
+    for spec in (eqx.is_array, [callable, callable, True], [eqx.is_array, Dense(True, callable), Dense(callable)]):
         ours, theirs = st.tree.partition(tree, spec), eqx.partition(tree, spec)
         for mine, expected in zip(ours, theirs, strict=True):
-            same(mine, expected)
+            assert_same_tree(mine, expected)
 
 
 def test_one_place_has_one_replacement():

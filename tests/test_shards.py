@@ -1,55 +1,27 @@
 """Sharding: shard_map, pmap, placement on eight devices and on two processes, in processes that have these."""
 
 import ast
-import os
-import pathlib
 import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
 from tests import two_processes
-from tests.serialise.process import HANGS
+from tests.processes import HANGS, last_lines, start_process
 
-ROOT = pathlib.Path(__file__).parents[1]
 ON_EIGHT = ("tests/on_eight_devices.py", "tests/serialise/sharded_arrays.py", "tests/transparency/many_devices.py")
-
-
-def start(*command, devices):
-    env = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    return subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_on_eight_devices(which):
     """All of them in one process: most of what each takes is to start Python and JAX."""
-    run = start("-m", "pytest", "-p", "no:cacheprovider", "-m", which, *ON_EIGHT, devices=8)
+    run = start_process("-m", "pytest", "-p", "no:cacheprovider", "-m", which, *ON_EIGHT, devices=8)
     out, err = run.communicate(timeout=HANGS)
     assert run.returncode == 0, out[-6000:] + err[-2000:]
     assert "skipped" not in out
     for name in ON_EIGHT if which == "not slow" else ON_EIGHT[1:]:
         assert f"{name} ." in out, name
-
-
-def last_lines(runs):
-    """What processes that wait for one another print last, if all end well."""
-    try:
-        ends = [run.communicate(timeout=HANGS) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-    assert [run.returncode for run in runs] == [0] * len(runs), "\n".join(err for _, err in ends)
-    return [out.splitlines()[-1] for out, _ in ends]
 
 
 def results_of(count):
@@ -58,7 +30,7 @@ def results_of(count):
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     commands = [("-W", "error", "-m", "tests.two_processes", address, str(count), str(i)) for i in range(count)]
-    return [ast.literal_eval(line) for line in last_lines([start(*command, devices=1) for command in commands])]
+    return [ast.literal_eval(line) for line in last_lines([start_process(*command, devices=1) for command in commands])]
 
 
 @pytest.mark.slow

@@ -8,22 +8,7 @@ import optax
 import pytest
 
 import sharedtree as st
-
-
-def embed_weight(pair):
-    return pair[0].weight
-
-
-def head_weight(pair):
-    return pair[1].weight
-
-
-def first(pair):
-    return pair[0]
-
-
-def second(pair):
-    return pair[1]
+from tests.models import embed_weight, first, head_weight, second
 
 
 def new_pair(getkey):
@@ -194,18 +179,21 @@ def test_without_a_wrapper(getkey):
             st.unwrap_shared(tree)
 
 
-def test_computed():
-    for get in (
+@pytest.mark.parametrize(
+    "get",
+    [
         lambda pair: pair[0].T,
         lambda pair: jnp.transpose(pair[0]),
         lambda pair: pair[0] * 1,
         lambda pair: jnp.zeros((3, 3)),
-    ):
-        shared = eqx.nn.Shared((jnp.ones((3, 3)), jnp.zeros((3, 3))), lambda pair: pair[1], get)
-        said = r"(?s)at `\['layers'\]` .* `get` .*Keep the wrapper"
-        with pytest.raises(st.errors.SharingMismatchError, match=said) as caught:
-            st.unwrap_shared({"layers": shared})
-        assert caught.value.paths == ("['layers']",)
+    ],
+)
+def test_computed(get):
+    shared = eqx.nn.Shared((jnp.ones((3, 3)), jnp.zeros((3, 3))), lambda pair: pair[1], get)
+    said = r"(?s)at `\['layers'\]` .* `get` .*Keep the wrapper"
+    with pytest.raises(st.errors.SharingMismatchError, match=said) as caught:
+        st.unwrap_shared({"layers": shared})
+    assert caught.value.paths == ("['layers']",)
 
 
 def test_errors_of_get_new_sequences_and_circles():

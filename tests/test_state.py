@@ -22,8 +22,7 @@ from jax import tree_util as jtu
 import sharedtree as st
 from sharedtree.tree._plain_data import _state_forms
 from tests import strategies as s
-from tests.test_replacing import Callable
-from tests.test_tree import Linear
+from tests.models import Linear, Scale
 
 
 @flax.struct.dataclass
@@ -194,18 +193,18 @@ CONTAINERS = [
 ]
 
 
-def test_containers():
-    for tree, expected in CONTAINERS:
-        state = st.state(tree)
-        assert state == expected
-        assert type(state) is type(expected)
-        assert list(state) == list(expected)
-        loaded = st.load_state(tree, state)
-        assert loaded == tree
-        assert type(loaded) is type(tree)
-        assert list(loaded) == list(tree)
-        assert getattr(loaded, "default_factory", None) is getattr(tree, "default_factory", None)
-        assert getattr(loaded, "maxlen", None) == getattr(tree, "maxlen", None)
+@pytest.mark.parametrize(("tree", "expected"), CONTAINERS)
+def test_containers(tree, expected):
+    state = st.state(tree)
+    assert state == expected
+    assert type(state) is type(expected)
+    assert list(state) == list(expected)
+    loaded = st.load_state(tree, state)
+    assert loaded == tree
+    assert type(loaded) is type(tree)
+    assert list(loaded) == list(tree)
+    assert getattr(loaded, "default_factory", None) is getattr(tree, "default_factory", None)
+    assert getattr(loaded, "maxlen", None) == getattr(tree, "maxlen", None)
 
 
 ARRAYS = [*(jnp.ones((), dtype) for dtype in (jnp.bfloat16, jnp.complex64, jnp.float8_e4m3fn)), jax.random.key(0)]
@@ -224,12 +223,14 @@ def test_a_leaf_is_kept_as_it_is():
             assert has(st.state(st.load_state(tree, state)), leaf), leaf
 
 
-def test_what_is_no_state_is_the_empty_tuple_and_stays_the_models():
-    for other in (jax.nn.relu, len, int, jnp.float32, np.dtype("float32"), Colour.RED, {1}, slice(1), ..., object()):
-        assert st.state(Linear(a(), activation=other))["activation"] == ()
-        assert st.state([other, 3]) == [(), 3]
-        loaded = st.load_state(Linear(a(), activation=other), st.state(Linear(a(2.0), activation=len)))
-        assert loaded.activation is other
+@pytest.mark.parametrize(
+    "other", [jax.nn.relu, len, int, jnp.float32, np.dtype("float32"), Colour.RED, {1}, slice(1), ..., object()]
+)
+def test_what_is_no_state_is_the_empty_tuple_and_stays_the_models(other):
+    assert st.state(Linear(a(), activation=other))["activation"] == ()
+    assert st.state([other, 3]) == [(), 3]
+    loaded = st.load_state(Linear(a(), activation=other), st.state(Linear(a(2.0), activation=len)))
+    assert loaded.activation is other
 
 
 def test_static_fields_are_state():
@@ -331,7 +332,7 @@ def test_partial_is_its_three_fields():
     loaded = st.load_state(partial, state)
     assert loaded.func is partial.func
     assert loaded.args[0] is loaded.keywords["k"]
-    bound = jtu.Partial(Callable(3), 1)  # a module as the function, which JAX has as auxiliary data
+    bound = jtu.Partial(Scale(3), 1)  # a module as the function, which JAX has as auxiliary data
     assert st.state(bound)["func"]["weight"] == 3
     assert st.load_state(bound, {**st.state(bound), "func": {**st.state(bound.func), "weight": 4}}).func.weight == 4
 

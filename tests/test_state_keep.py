@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import sharedtree as st
+from sharedtree.tree._plain_data import _kept_leaves
 from tests.strategies import Mutable, Pair, tower
 
 W, V, U = jnp.arange(2.0), jnp.arange(3.0), jnp.arange(4.0)
@@ -109,7 +110,9 @@ def test_keep_that_is_no_filter():
         st.state(named(), keep={"first": True, "other": True})
 
 
-def test_keep_of_more_paths_than_can_be_walked():
+def test_keep_of_more_paths_than_can_be_walked(monkeypatch):
+    """Up to the package's own limit the refusal takes seconds."""
+    monkeypatch.setattr(_kept_leaves, "MOST_REPEATED_VISITS", 5_000)
     tree = tower(60, Mutable(a=W, b=V), lambda one, two: Mutable(one=one, two=two))
     for keep in (jax.Array, [lambda leaf: leaf is W, lambda leaf: False], (Mutable, "tag")):
         st.state(tree, keep=keep)

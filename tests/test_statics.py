@@ -20,7 +20,8 @@ from sharedtree.core import _static_values
 from sharedtree.core._printing import shown
 from sharedtree.core._static_values import Static, distinguishing_text, new_static_memo
 from tests.garbage import collect_all
-from tests.kinds import ByContent, Keyed, made
+from tests.kinds import ByContent, Keyed, OwnDict, Unhashable, made
+from tests.models import StaticField
 from tests.strategies import Pair, Record
 
 
@@ -34,22 +35,10 @@ class Field:
 jax.tree_util.register_pytree_node(Field, lambda m: ((), m.value), lambda value, _: Field(value))
 
 
-class StaticField(eqx.Module):
-    value: object = eqx.field(static=True)
-
-
 class Leaf(eqx.Module):
     """A value that is no array in an ordinary field: a static leaf."""
 
     value: object
-
-
-class Unhashable:
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is Unhashable and self.value == other.value
 
 
 class Color(enum.Enum):
@@ -67,10 +56,6 @@ class Hashable:
     """Can be hashed and mutated."""
 
     scale: int
-
-
-class OwnDict(dict):
-    pass
 
 
 Point = collections.namedtuple("Point", ["x", "y"])

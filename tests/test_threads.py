@@ -1,8 +1,5 @@
 """Whatever is used for the first time by eight threads at once does in each what it does in one thread alone."""
 
-import contextlib
-import functools
-import sys
 import threading
 
 import equinox as eqx
@@ -13,45 +10,10 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from tests.serialise.process import HANGS
+from tests import calls
 from tests.strategies import Layer, Mutable, Pair, dags, partition
-from tests.test_leaks import IN_PLACE
-from tests.transform_table import SCENARIOS, nets_in
-
-COUNT = 8
-
-
-@contextlib.contextmanager
-def switching_often():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def at_once(work, count=COUNT):
-    """What `work(i)` returns in each of so many threads that begin together. Raises what one of them raises."""
-    start, found, errors = threading.Barrier(count), [None] * count, []
-
-    def run(i):
-        try:
-            start.wait()
-            found[i] = work(i)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
-    with switching_often():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(HANGS)
-    assert not any(thread.is_alive() for thread in threads), "they wait for one another"
-    if errors:
-        raise errors[0]
-    return found
+from tests.threads import at_once
+from tests.transform_table import nets_in
 
 
 class Wrong(BaseException):
@@ -131,22 +93,13 @@ def grown(model):
     return st.tree.map(lambda w: w * 2, model)
 
 
-# How each of the package's own transforms is called with a function of a model.
-FIRST_CALLS = {
-    transform.__name__: functools.partial(scenario.call, getattr(st, transform.__name__))
-    for transform, scenario in SCENARIOS.items()
-    if hasattr(st, transform.__name__) and transform.__module__.startswith("jax")
-    if scenario.tested != "on_eight_devices"
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIRST_CALLS)
+@pytest.mark.parametrize("name", calls.CALLS)
 def test_first_calls_of_each_transform(name):
     def run(cold):
         w = jnp.arange(3.0)
         shared = Pair(w, w)
-        nets = nets_in(FIRST_CALLS[name](cold, Pair(shared, [shared])))
+        nets = nets_in(calls.CALLS[name](cold, Pair(shared, [shared])))
         return jax.tree.structure(st.Dag(nets)), list(map(np.asarray, st.tree.leaves(nets)))
 
     structure, leaves = run(lambda m: grown(m))
@@ -157,7 +110,7 @@ def test_first_calls_of_each_transform(name):
         assert all(map(np.array_equal, values, leaves))
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("name", calls.CALLS_IN_PLACE)
 @pytest.mark.slow
 def test_first_calls_in_place(name):
     """Each thread has a model of its own, and writes into that one only."""
@@ -166,7 +119,7 @@ def test_first_calls_in_place(name):
         w = jnp.arange(3.0)[None]
         shared = Mutable(first=w, second=w)
         model = Mutable(first=shared, second=[shared], a=jnp.ones((1, 1)))
-        IN_PLACE[name](cold, model)
+        calls.CALLS_IN_PLACE[name](cold, model)
         assert model.first is model.second[0] is shared
         assert shared.first is shared.second
         return np.asarray(shared.first).ravel()

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
-from tests.strategies import Pair, tower
-from tests.test_module import Opaque
+from tests.models import Opaque
+from tests.strategies import Pair, node_at, paths_by_object, tower
 
 
 class Linear(eqx.Module):
@@ -32,46 +32,9 @@ def test_kinds_paths_and_sizes():
     )
 
 
-def keys(obj):
-    """How paths print the children of a node."""
-    names = [name for name, _ in dags.children(obj)]
-    match obj:
-        case dags.Mutable():
-            return [f"[<flat index {i}>]" for i in range(len(names))]
-        case dags.Point():
-            return [".x", ".y"]
-        case list() | tuple() | dict():
-            return [f"[{name!r}]" for name in names]
-        case _:
-            return [f".{name}" for name in names]
-
-
-def paths_by_object(tree):
-    """The paths of each object, where what is in an object counts where it is met first."""
-    found, objects = {}, []
-
-    def visit(obj, path):
-        known = id(obj) in found
-        if dags.carries_identity(obj):
-            objects.append(obj)
-            found.setdefault(id(obj), []).append(path)
-        if not known:
-            for key, (_, child) in zip(keys(obj), dags.children(obj), strict=True):
-                visit(child, path + key)
-
-    visit(tree, "")
-    return list(found.values())
-
-
 @given(tree=dags.dags())
 def test_each_object_at_several_paths_is_listed_once(tree):
     assert [tie.paths for tie in st.ties(tree)] == [tuple(each) for each in paths_by_object(tree) if len(each) > 1]
-
-
-def get(tree, path):
-    for key in path:
-        tree = dict(dags.children(tree))[key]
-    return tree
 
 
 def classes(tree, of):
@@ -92,16 +55,16 @@ def test_tie_makes_one_of_what_is_at_some_paths_and_untie_two_of_what_is_at_one(
         )
     )
     if len(some) > 1:
-        tied = st.tie(twin, lambda t: tuple(get(t, path) for path in some))
+        tied = st.tie(twin, lambda t: tuple(node_at(t, path) for path in some))
 
         def place(path, _):
             return next(((True, path[len(one) :]) for one in some if path[: len(one)] == one), path)
 
         assert dags.partition(tied) == classes(twin, place)
-        for path, obj in dags.occurrences(get(twin, some[0])).items():
-            assert not dags.is_array(obj) or get(get(tied, some[0]), path) is obj
+        for path, obj in dags.occurrences(node_at(twin, some[0])).items():
+            assert not dags.is_array(obj) or node_at(node_at(tied, some[0]), path) is obj
     one = data.draw(hst.sampled_from(sorted(filter(None, dags.occurrences(tree)), key=str)))
-    loose = st.untie(tree, lambda t: get(t, one))
+    loose = st.untie(tree, lambda t: node_at(t, one))
     assert dags.partition(loose) == classes(
         tree,
         lambda path, obj: (id(obj), path[: len(one)] == one, one[: len(path)] == path),  # alive in `tree`
@@ -120,7 +83,7 @@ def test_untie_undoes_everything_and_copies_what_parts(tree):
     for path, obj in dags.occurrences(tree).items():
         if dags.is_array(obj):
             first = kept.setdefault(id(obj), path)  # alive in `tree`
-            assert (get(loose, path) is obj) == (path == first)
+            assert (node_at(loose, path) is obj) == (path == first)
     arrays = [x for x in jax.tree.leaves(loose) if isinstance(x, jax.Array)]
     assert len({x.unsafe_buffer_pointer() for x in arrays}) == len(arrays)
     assert dags.partition(tree) == before
@@ -132,12 +95,14 @@ def test_what_carries_no_identity_is_never_a_tie():
     assert [st.ties(tree) for tree in values] == [()] * len(values)
 
 
-def test_mutable_containers_are_tied_even_if_empty():
-    for make in (list, dict, collections.OrderedDict, collections.deque, lambda: collections.defaultdict(int)):
-        box = make()
-        (tie,) = st.ties(Pair(box, box))
-        assert (tie.paths, tie.kind, tie.nbytes) == ((".first", ".second"), "container", 0)
-        assert st.ties(Pair(make(), make())) == ()
+@pytest.mark.parametrize(
+    "make", [list, dict, collections.OrderedDict, collections.deque, lambda: collections.defaultdict(int)]
+)
+def test_mutable_containers_are_tied_even_if_empty(make):
+    box = make()
+    (tie,) = st.ties(Pair(box, box))
+    assert (tie.paths, tie.kind, tie.nbytes) == ((".first", ".second"), "container", 0)
+    assert st.ties(Pair(make(), make())) == ()
 
 
 LEAVES = {

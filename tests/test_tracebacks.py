@@ -13,9 +13,8 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core import _jax_internals
+from tests import calls
 from tests.strategies import Pair
-from tests.test_leaks import IN_PLACE
-from tests.test_threads import FIRST_CALLS
 
 OWN = str(pathlib.Path(st.__file__).parent)
 JAX = str(pathlib.Path(jax.__file__).parent)
@@ -68,9 +67,11 @@ st.register_transform(registered)
 
 RULES = ("custom_vjp", "custom_jvp")
 CALLS = {
-    **{name: functools.partial(call, fails, tied()) for name, call in FIRST_CALLS.items() if name != "export"},
-    **{name: lambda name=name: st.grad(lambda m: FIRST_CALLS[name](fails, m))(tied()) for name in RULES},
-    **{f"{name}, in place": functools.partial(call, fails, tied((1, 2))) for name, call in IN_PLACE.items()},
+    **{name: functools.partial(call, fails, tied()) for name, call in calls.CALLS.items() if name != "export"},
+    **{name: lambda name=name: st.grad(lambda m: calls.CALLS[name](fails, m))(tied()) for name in RULES},
+    **{
+        f"{name}, in place": functools.partial(call, fails, tied((1, 2))) for name, call in calls.CALLS_IN_PLACE.items()
+    },
     "jit, not plain": lambda: st.jit(fails, donate_argnums=0)(tied()),
     "filter_jit": lambda: st.preserve_identities(eqx.filter_jit)(fails)(tied()),
     "filter_grad": lambda: st.preserve_identities(eqx.filter_grad)(fails)(tied()),

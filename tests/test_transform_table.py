@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from tests import transform_table
-from tests.serialise.process import run
+from tests.processes import run
 
 
 @pytest.mark.slow

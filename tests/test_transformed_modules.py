@@ -35,25 +35,25 @@ TRANSFORMS = [
 ]
 
 
-def test_its_leaves_are_those_of_the_module():
-    for transform in TRANSFORMS:
-        mine = layer()
-        wrapped = st.preserve_identities(transform)(mine)
-        assert isinstance(wrapped, eqx.Module)
-        arrays = [x for x in jax.tree.leaves(wrapped) if eqx.is_array(x)]
-        assert len(arrays) == 2
-        assert arrays[0] is mine.weight
-        assert wrapped.__wrapped__ is mine
-        assert jax.tree.structure(wrapped) == jax.tree.structure(st.preserve_identities(transform)(layer()))
-        Pair(wrapped, None)  # without a warning
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_its_leaves_are_those_of_the_module(transform):
+    mine = layer()
+    wrapped = st.preserve_identities(transform)(mine)
+    assert isinstance(wrapped, eqx.Module)
+    arrays = [x for x in jax.tree.leaves(wrapped) if eqx.is_array(x)]
+    assert len(arrays) == 2
+    assert arrays[0] is mine.weight
+    assert wrapped.__wrapped__ is mine
+    assert jax.tree.structure(wrapped) == jax.tree.structure(st.preserve_identities(transform)(layer()))
+    Pair(wrapped, None)  # without a warning
 
 
-def test_the_warning_for_what_is_no_module_is_that_of_equinox():
-    for transform in (jax.vmap, jax.jit, jax.grad, jax.checkpoint):
-        for wrapped in (transform(layer()), st.preserve_identities(transform)(layer())):
-            with pytest.warns(UserWarning, match="Possibly assigning a JAX-transformed callable"):
-                Pair(wrapped, None)
-        Pair(st.preserve_identities(transform)(lambda x: x), None)
+@pytest.mark.parametrize("transform", [jax.vmap, jax.jit, jax.grad, jax.checkpoint])
+def test_the_warning_for_what_is_no_module_is_that_of_equinox(transform):
+    for wrapped in (transform(layer()), st.preserve_identities(transform)(layer())):
+        with pytest.warns(UserWarning, match="Possibly assigning a JAX-transformed callable"):
+            Pair(wrapped, None)
+    Pair(st.preserve_identities(transform)(lambda x: x), None)
 
 
 class Model(eqx.Module):

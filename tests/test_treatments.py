@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.messages import conflict
 from tests.strategies import Layer, Pair
 
 
@@ -21,12 +22,6 @@ def model():
 
 def use(*trees):
     return sum((x.sum() for x in jax.tree.leaves(trees) if eqx.is_array(x)), jnp.float32(0))
-
-
-def conflict(call):
-    with pytest.raises(st.errors.InconsistentSharingError) as caught:
-        call()
-    return caught.value
 
 
 def test_donated_and_not(model):

@@ -12,14 +12,9 @@ from hypothesis import given
 from jax import tree_util as jtu
 
 import sharedtree as st
+from tests.in_jax import assert_same_tree
+from tests.models import Linear
 from tests.strategies import Pair, Point, copy_dag, dags, is_array, partition, unique_arrays
-
-
-class Linear(eqx.Module):
-    weight: object
-    bias: object = None
-    activation: object = jax.nn.relu
-    name: str = eqx.field(static=True, default="linear")
 
 
 def untied_trees():
@@ -47,12 +42,6 @@ def untied(request):
     return TREES[request.param]
 
 
-def same(x, y):
-    assert jax.tree.structure(x) == jax.tree.structure(y)
-    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
-        assert a is b or (type(a) is type(b) and np.array_equal(a, b))
-
-
 IS_LEAF = {"default": None, "nodes": lambda x: isinstance(x, (list, Linear)), "none": lambda x: x is None}
 
 
@@ -63,13 +52,13 @@ def test_all_is_that_of_jax(untied, is_leaf):
     for found in (leaves, st.tree.leaves(untied, is_leaf), [leaf for _, leaf in ours]):
         assert all(a is b for a, (_, b) in zip(found, theirs, strict=True))
     assert [jtu.keystr(path) for path, _ in ours] == [jtu.keystr(path) for path, _ in theirs]
-    same(st.tree.unflatten(structure, leaves), untied)
+    assert_same_tree(st.tree.unflatten(structure, leaves), untied)
     assert st.tree.structure(untied, is_leaf) is structure
     for map_ in ("map", "map_with_path"):
         f = lambda *args: [jtu.keystr(args[0]) if map_ == "map_with_path" else "leaf", *reversed(args[-2:])]
         for trees in ([untied], [untied, untied]):
             ours, theirs = (getattr(library.tree, map_)(f, *trees, is_leaf=is_leaf) for library in (st, jax))
-            same(ours, theirs)
+            assert_same_tree(ours, theirs)
 
 
 def test_rest_of_another_shape_is_an_error_with_its_path():
@@ -89,7 +78,7 @@ def test_unflatten_with_too_few_or_too_many_leaves():
     for wrong in (leaves[:1], [*leaves, leaves[0]]):
         with pytest.raises(ValueError, match=f"has 2 traced leaves, but {len(wrong)} were given"):
             st.tree.unflatten(structure, wrong)
-    same(st.tree.unflatten(structure, iter(leaves)), leaves)
+    assert_same_tree(st.tree.unflatten(structure, iter(leaves)), leaves)
 
 
 @given(tree=dags())
@@ -103,14 +92,14 @@ def test_every_kind_of_tie_is_kept(tree):
     new = st.tree.map(lambda x: (calls.append(x), doubled(x))[1] if is_array(x) else x, tree)
     assert all(a is b for a, b in zip(calls, unique_arrays(tree), strict=True))
     expected = copy_dag(tree, doubled)
-    same(new, expected)
+    assert_same_tree(new, expected)
     assert partition(new) == partition(expected)
     halves = st.tree.partition(tree, eqx.is_inexact_array)
     for half, is_inexact in zip(halves, (True, False), strict=True):
         of_half = copy_dag(tree, lambda x, is_inexact=is_inexact: x if eqx.is_inexact_array(x) is is_inexact else None)
         assert partition(half) == partition(of_half)
     joined = st.tree.combine(*halves)
-    same(joined, tree)
+    assert_same_tree(joined, tree)
     assert partition(joined) == partition(tree)
 
 
@@ -257,16 +246,18 @@ def test_at_equals_tree_at_where_nothing_is_tied():
         (lambda m: m.first.activation, jnp.sin),
         (lambda m: m.second["k"], (1, 2)),
     ]:
-        same(st.tree.at(where, tree, replace), eqx.tree_at(where, tree, replace))
+        assert_same_tree(st.tree.at(where, tree, replace), eqx.tree_at(where, tree, replace))
     where = lambda m: (m.first.weight, m.second["k"][0])
-    same(st.tree.at(where, tree, replace_fn=lambda x: 2 * x), eqx.tree_at(where, tree, replace_fn=lambda x: 2 * x))
+    assert_same_tree(
+        st.tree.at(where, tree, replace_fn=lambda x: 2 * x), eqx.tree_at(where, tree, replace_fn=lambda x: 2 * x)
+    )
 
 
 def test_at_replaces_none_and_wants_one_replacement_for_each_place():
     tree = Pair(Linear(jnp.ones(2)), None)
     x = jnp.zeros(2)
     bias = lambda m: m.first.bias
-    same(st.tree.at(bias, tree, x), eqx.tree_at(bias, tree, x, is_leaf=lambda y: y is None))
+    assert_same_tree(st.tree.at(bias, tree, x), eqx.tree_at(bias, tree, x, is_leaf=lambda y: y is None))
     both = st.tree.at(lambda m: (m.first.bias, m.second), tree, (x, 3))
     assert both.first.bias is x
     assert both.second == 3
@@ -294,25 +285,27 @@ def test_filter_and_partition_equal_those_of_equinox(spec):
     rest = [1, "text", None, jnp.ones(1)]
     tree = Pair(Linear(jnp.ones(2), np.zeros(1), jax.nn.relu), {"i": jnp.arange(2), "rest": rest})
     spec = SPECS[spec]
-    same(st.tree.filter(tree, spec), eqx.filter(tree, spec))
-    same(st.tree.filter(tree, spec, inverse=True), eqx.filter(tree, spec, inverse=True))
-    same(st.tree.filter(tree, spec, replace=0), eqx.filter(tree, spec, replace=0))
+    assert_same_tree(st.tree.filter(tree, spec), eqx.filter(tree, spec))
+    assert_same_tree(st.tree.filter(tree, spec, inverse=True), eqx.filter(tree, spec, inverse=True))
+    assert_same_tree(st.tree.filter(tree, spec, replace=0), eqx.filter(tree, spec, replace=0))
     ours, theirs = st.tree.partition(tree, spec), eqx.partition(tree, spec)
     for mine, expected in zip(ours, theirs, strict=True):
-        same(mine, expected)
-    same(st.tree.combine(*ours), eqx.combine(*theirs))
-    same(st.tree.combine(*ours), tree)
-    same(st.tree.combine(*reversed(ours)), tree)
+        assert_same_tree(mine, expected)
+    assert_same_tree(st.tree.combine(*ours), eqx.combine(*theirs))
+    assert_same_tree(st.tree.combine(*ours), tree)
+    assert_same_tree(st.tree.combine(*reversed(ours)), tree)
 
 
 def test_filter_with_is_leaf_and_combine_as_equinox():
     tree = [None, jnp.ones(2), [1, 2]]
     for is_leaf in (lambda x: x is None, lambda x: isinstance(x, list) and len(x) == 2):
         spec = lambda x: x is None or isinstance(x, list)
-        same(st.tree.filter(tree, spec, replace=0, is_leaf=is_leaf), eqx.filter(tree, spec, replace=0, is_leaf=is_leaf))
+        assert_same_tree(
+            st.tree.filter(tree, spec, replace=0, is_leaf=is_leaf), eqx.filter(tree, spec, replace=0, is_leaf=is_leaf)
+        )
     a, b, c = jnp.ones(2), jnp.zeros(2), jnp.full(2, 2.0)
     trees = [{"x": a, "y": None, "z": None}, {"x": b, "y": b, "z": None}, {"x": None, "y": c, "z": c}]
-    same(st.tree.combine(*trees), eqx.combine(*trees))
+    assert_same_tree(st.tree.combine(*trees), eqx.combine(*trees))
     assert st.tree.combine(*trees)["x"] is a
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, strategies as hst
 
 import sharedtree as st
-from tests.strategies import Layer, Pair, dags, twin
-from tests.test_laws import assert_gradient, floats, python_numbers
+from tests.laws import assert_gradient, floats
+from tests.strategies import Layer, Pair, dags, python_numbers, twin
 
 
 def td(q, target):

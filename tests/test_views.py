@@ -408,8 +408,15 @@ def state(model, params):
     assert_close(model.weights(loaded), params)
 
 
-@pytest.mark.parametrize("walk", ["native", "python"])
-@pytest.mark.parametrize("name", MODELS)
+WALKED = [
+    # The walk in Python daily with one model, and with all of them when it is slow.
+    pytest.param(name, walk, id=f"{name}-{walk}", marks=[pytest.mark.slow] * (walk == "python" and name != "nnx"))
+    for walk in ("native", "python")
+    for name in MODELS
+]
+
+
+@pytest.mark.parametrize(("name", "walk"), WALKED)
 @pytest.mark.parametrize("used", USES)
 def test_a_tied_model_is_its_oracle(used, name, walk):
     with in_python() if walk == "python" else contextlib.nullcontext():

@@ -2,8 +2,6 @@
 
 import functools
 import operator
-import subprocess
-import sys
 import warnings
 
 import equinox as eqx
@@ -17,6 +15,7 @@ from flax import nnx
 
 import sharedtree as st
 from sharedtree.errors import SharingMismatchError, ViewError
+from tests.processes import program
 
 W = jnp.arange(6.0).reshape(2, 3)
 CONTAINERS = st.Policy(containers=True)
@@ -345,18 +344,9 @@ def test_flax_serialization_is_told_what_to_use():
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 
-def test_views_import_no_flax_and_know_it_when_it_comes_later():
-    code = """
-import sys, jax.numpy as jnp, sharedtree as st
-params = st.tie({"a": jnp.ones((2, 3)), "b": jnp.zeros((3, 2))}, lambda p: (p["a"], p["b"]), through=jnp.transpose)
-assert st.unwrap(params)["b"].shape == (3, 2)
-assert not [name for name in sys.modules if name.partition(".")[0] == "flax"]
-import flax.linen as nn
-params = st.tree.map(lambda x: x, params)
-out = nn.Dense(2, use_bias=False).apply({"params": {"kernel": params["b"]}}, jnp.ones((1, 3)))
-assert out.tolist() == [[3.0, 3.0]]
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_views_import_no_flax_and_know_it_when_it_comes_later(python, tmp_path):
+    code = program("views_without_flax")
+    python(tmp_path, "-c", code)
 
 
 # --- a view of several arrays, and of views ---------------------------------------------------------------------------

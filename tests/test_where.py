@@ -202,24 +202,27 @@ def test_recipes_with_a_function(name):
     assert_alike(ours, theirs)
 
 
-def test_each_none_is_replaced_at_its_own_path():
-    """Equinox refuses these unless `None` is a leaf, for it cannot tell one from the other."""
-    for where, count in (
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
         (lambda m: m.layers[1].bias, None),
         (lambda m: m.layers[3].bias, None),
         (lambda m: (m.layers[3].bias, m.layers[1].bias), 2),
         (lambda m: [layer.bias for layer in m.layers], 4),
         (lambda m: [layer.bias for layer in m.layers if layer.bias is None], None),
         (lambda m: (m.layers[0].bias, m.layers[1].bias, m.layers[0].weight), 3),
-    ):
-        replace = new(9) if count is None else news(count)
-        if count is None and isinstance(where(some_biases()), list):
-            with pytest.raises(MISMATCH, match="it is not clear which one"):
-                st.tree.at(where, some_biases(), news(2))
-            continue
-        theirs = eqx.tree_at(where, some_biases(), replace, is_leaf=is_none)
-        assert_alike(st.tree.at(where, some_biases(), replace), theirs)
-        assert_alike(st.tree.at(where, some_biases(), replace, is_leaf=is_none), theirs)
+    ],
+)
+def test_each_none_is_replaced_at_its_own_path(where, count):
+    """Equinox refuses these unless `None` is a leaf, for it cannot tell one from the other."""
+    replace = new(9) if count is None else news(count)
+    if count is None and isinstance(where(some_biases()), list):
+        with pytest.raises(MISMATCH, match="it is not clear which one"):
+            st.tree.at(where, some_biases(), news(2))
+        return
+    theirs = eqx.tree_at(where, some_biases(), replace, is_leaf=is_none)
+    assert_alike(st.tree.at(where, some_biases(), replace), theirs)
+    assert_alike(st.tree.at(where, some_biases(), replace, is_leaf=is_none), theirs)
 
 
 UNCLEAR = {

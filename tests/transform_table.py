@@ -37,7 +37,7 @@ class Scenario(NamedTuple):
 
     Attributes:
         call: (transform, a function of models that returns one, models) → what comes out.
-        tested: the file of tests.
+        tested: the file of tests, or of what they share.
         conflict: the same, where one model is treated in two ways; None where all operands are treated alike.
     """
 
@@ -114,12 +114,12 @@ def carried_and_scanned(t: Any, f: Any, m: Any, **options: Any) -> Any:
     return t(lambda carry, x: (carry, f(x)), m, m, 8, **options)
 
 
-JIT = Scenario(plain, "test_laws", lambda t, f, m: t(lambda a, b: f(a), donate_argnums=0)(m, m))
-GRAD = Scenario(differentiated, "test_laws", lambda t, f, m: t(scalar(lambda a, b: f(a)))(m, [m]))
+JIT = Scenario(plain, "laws", lambda t, f, m: t(lambda a, b: f(a), donate_argnums=0)(m, m))
+GRAD = Scenario(differentiated, "laws", lambda t, f, m: t(scalar(lambda a, b: f(a)))(m, [m]))
 FILTER_GRAD = Scenario(lambda t, f, *ms: t(lambda ms: total(f(*ms)))(ms), "test_transformed_modules", GRAD.conflict)
 JACOBIAN = GRAD._replace(tested="test_likes")
 FILTER_JACOBIAN = FILTER_GRAD._replace(tested="test_likes")
-VMAP = Scenario(plain, "test_laws", lambda t, f, m: t(lambda a, b: f(a), in_axes=(0, None))(m, m))
+VMAP = Scenario(plain, "laws", lambda t, f, m: t(lambda a, b: f(a), in_axes=(0, None))(m, m))
 SHARD_MAP = Scenario(
     over_devices, "on_eight_devices", lambda t, f, m: over_devices(t, lambda a, b: f(a), m, m, in_specs=(P("x"), P()))
 )

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tests.test_branches import Leaf
+from tests.models import Leaf
 
 MODULES = (
     "jax",

@@ -10,7 +10,7 @@ import sharedtree as st
 from sharedtree.errors import SharingMismatchError, ViewError
 from tests.fix_scenarios import again, of
 from tests.fixes import scenarios
-from tests.test_branches import Leaf, Net
+from tests.models import Leaf, Net
 
 W = jnp.arange(4.0).reshape(2, 2)
 WIDE = jnp.arange(6.0).reshape(2, 3)

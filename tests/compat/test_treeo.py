@@ -17,7 +17,7 @@ if importlib.util.find_spec("treeo") is None:
     pytest.skip("treeo is not installed", allow_module_level=True)
 
 from sharedtree.compat import treeo as to
-from tests import test_laws as laws
+from tests import laws
 from tests.compat.strategies import Branch, Layer, Weight, trees
 from tests.strategies import copy_dag, is_array, partition, paths, unique_arrays
 
@@ -26,31 +26,31 @@ IN_PLACE = st.Policy(in_place=True)
 
 
 LAWS = (
-    laws.test_partition_of_what_vmap_maps,
-    laws.test_a_tied_gradient_is_the_sum_over_its_paths,
-    laws.test_a_tied_leaf_is_donated_once,
-    laws.test_other_sharing_retraces_once,
-    laws.test_round_trip,
-    laws.test_in_place_changes_the_callers_objects_and_no_others,
-    laws.test_pass_through_is_what_vanilla_would_return,
+    laws.partition_of_what_vmap_maps,
+    laws.a_tied_gradient_is_the_sum_over_its_paths,
+    laws.a_tied_leaf_is_donated_once,
+    laws.other_sharing_retraces_once,
+    laws.round_trip,
+    laws.in_place_changes_the_callers_objects_and_no_others,
+    laws.pass_through_is_what_vanilla_would_return,
 )
-"""Those of one tree. That each transform crosses alike is in their own file."""
+"""The laws of one tree."""
 
 
 @pytest.mark.parametrize("law", LAWS)
 @given(tree=trees())
 def test_laws_of_a_tree(law, tree):
-    law.hypothesis.inner_test(tree)
+    law(tree)
 
 
 @given(tree=trees(), data=hst.data())
 def test_laws_of_arguments(tree, data):
     """With `pass_through=False` all that comes back is built anew."""
     for name in ("jit", "jit without pass-through"):
-        laws.test_partition.hypothesis.inner_test(name, (tree,), data)
-        laws.test_values_are_those_of_the_untied_twin.hypothesis.inner_test((tree,), name)
-    laws.test_equal_structure_does_not_retrace.hypothesis.inner_test((tree,))
-    laws.test_a_tied_leaf_is_one_input_and_one_output.hypothesis.inner_test((tree,))
+        laws.partition_inside_is_that_outside(name, (tree,), data)
+        laws.values_are_those_of_the_untied_twin((tree,), name)
+    laws.equal_structure_does_not_retrace((tree,))
+    laws.a_tied_leaf_is_one_input_and_one_output((tree,))
 
 
 def shared(tree, containers):

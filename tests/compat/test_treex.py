@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from tests.test_threads import at_once
+from tests.threads import at_once
 
 if importlib.util.find_spec("treex") is None or importlib.util.find_spec("treeo") is None:
     pytest.skip("treex is not installed", allow_module_level=True)

@@ -12,8 +12,8 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
+from tests.processes import program, run
 from tests.serialise.drafts import Draft
-from tests.serialise.process import run
 
 # `importorskip` would import it without what JAX no longer has, and fail.
 if importlib.util.find_spec("treex") is None:
@@ -226,27 +226,7 @@ def test_a_process_that_has_not_imported_treex(tmp_path):
     model = model_of(*LAYERS["Sequential"])
     path = tmp_path / "model.safetensors"
     st.save(path, model)
-    code = """
-        import json, sys
-        import jax, numpy as np
-        import sharedtree as st
-        assert not {"treex", "treeo", "flax", "optax"} & set(sys.modules)
-        assert "float32" in str(st.inspect(sys.argv[1]))
-        st.verify(sys.argv[1])
-        assert not {"treex", "treeo", "flax", "optax"} & set(sys.modules)
-        try:
-            st.load(sys.argv[1])
-        except st.errors.UntrustedTypeError as error:
-            told = [line.strip() for line in str(error).splitlines() if line.startswith("    import ")]
-        assert "import sharedtree.compat.treex" in told
-        assert not {"treex", "treeo", "flax", "optax"} & set(sys.modules)
-        for line in told:
-            exec(line)
-        model = st.load(sys.argv[1])
-        print(json.dumps([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(model)]))
-        import treex
-        assert type(model) is treex.Sequential and not hasattr(jax, "tree_map")
-    """
+    code = program("untrusted_treex")
     leaves = json.loads(run(code, path, options=("-W", "error")))
     assert len(leaves) == len(jax.tree.leaves(model))
     for found, leaf in zip(leaves, jax.tree.leaves(model), strict=True):
@@ -255,19 +235,7 @@ def test_a_process_that_has_not_imported_treex(tmp_path):
 
 def test_a_package_beside_a_file_is_not_run(tmp_path):
     st.save(tmp_path / "model.safetensors", model_of(*LAYERS["Linear"]))
-    code = """
-        import pathlib, sys
-        sys.path.insert(0, "")
-        import sharedtree as st
-        for name in ("treex", "treeo"):
-            pathlib.Path(f"{name}.py").write_text("open('ran', 'w').close()")
-            print(st.audit("model.safetensors"))
-            try:
-                st.load("model.safetensors")
-            except st.errors.UntrustedTypeError as error:
-                print(error)
-            assert name not in sys.modules
-    """
+    code = program("treex_beside_a_file")
     printed = run(code, cwd=tmp_path, options=("-W", "error"))
     assert printed.count("    import sharedtree.compat.treex") == 4
     assert not (tmp_path / "ran").exists()

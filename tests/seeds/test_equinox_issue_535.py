@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.serialise import process
-from tests.test_shared_layers import embed_weight, head_weight
+from tests import processes
+from tests.models import embed_weight, head_weight
 
 lx = pytest.importorskip("lineax")
 diffrax = pytest.importorskip("diffrax")
@@ -116,7 +116,7 @@ np.savez(sys.argv[1] + ".npz", *seed.answers(loaded))
 def test_solvers_stateful_layers_and_shared_layers(tmp_path):
     made, path = models(), str(tmp_path / "models.safetensors")
     st.save(path, made)
-    process.run(CODE, path)
+    processes.run(CODE, path)
     with np.load(path + ".npz") as found:
         expected = answers(made)
         assert len(found.files) == len(expected) == len(made["linear"]) + len(ODE_SOLVERS) + 2

@@ -5,6 +5,9 @@ import json
 import struct
 import zlib
 
+import jax
+import numpy as np
+
 from sharedtree.serialise.arrays._dtypes import tensor_source
 from sharedtree.serialise.container._writing import write
 
@@ -94,3 +97,12 @@ class Counting(io.RawIOBase):
         self.num_read += count
         self.touched.add((at, at + count))
         return count
+
+
+def is_of_jax(dtype):
+    """Whether JAX has arrays of a dtype."""
+    try:
+        jax.device_put(np.zeros(1, dtype))
+    except (TypeError, ValueError, jax.errors.JaxRuntimeError):
+        return False
+    return True

@@ -17,6 +17,7 @@ import pytest
 import sharedtree as st
 from sharedtree.serialise.values import _encoding, _nodes
 from tests.garbage import no_collection
+from tests.processes import run
 
 from . import strategies
 from .containers import file_of
@@ -24,7 +25,6 @@ from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, places
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
 from .judging import TRUSTED, operations_with
-from .process import run
 from .table import NODE_KINDS
 
 IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"

@@ -22,9 +22,9 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise.arrays._dtypes import tensor_source
 from sharedtree.serialise.container import _writing as _container
+from tests.processes import HANGS
 
 from .containers import START, entry, forged, header_text, split
-from .process import HANGS
 
 DTYPES = ["bool", "i1", "u2", "f2", "i4", "f4", "u8", "f8"]  # those that safetensors' NumPy reader has
 

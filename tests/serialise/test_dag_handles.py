@@ -105,16 +105,16 @@ OTHERS = [
 ]
 
 
-def test_models_of_dags_are_compared_with_a_template():
-    for saved, template in OTHERS:
-        data = st.to_bytes({"dag": st.Dag(saved)})
-        assert jax.tree.structure(st.from_bytes(data, like={"dag": st.Dag(saved)})) is not None
-        with pytest.raises(st.errors.StructureMismatchError, match="dag"):
-            st.from_bytes(data, like={"dag": st.Dag(template)})
-        for held, like in ((data, {"dag": st.Dag(template)}), (st.to_bytes({"dag": saved}), {"dag": st.Dag(saved)})):
-            with pytest.raises(st.errors.StructureMismatchError, match=r"has a `Dag`(.|\n)*at `\['dag'\]`") as caught:
-                st.from_bytes(held, like=like, strict=False)
-            assert set(caught.value.paths) == {"['dag']"}
+@pytest.mark.parametrize(("saved", "template"), OTHERS)
+def test_models_of_dags_are_compared_with_a_template(saved, template):
+    data = st.to_bytes({"dag": st.Dag(saved)})
+    assert jax.tree.structure(st.from_bytes(data, like={"dag": st.Dag(saved)})) is not None
+    with pytest.raises(st.errors.StructureMismatchError, match="dag"):
+        st.from_bytes(data, like={"dag": st.Dag(template)})
+    for held, like in ((data, {"dag": st.Dag(template)}), (st.to_bytes({"dag": saved}), {"dag": st.Dag(saved)})):
+        with pytest.raises(st.errors.StructureMismatchError, match=r"has a `Dag`(.|\n)*at `\['dag'\]`") as caught:
+            st.from_bytes(held, like=like, strict=False)
+        assert set(caught.value.paths) == {"['dag']"}
 
 
 def dag_file(edit):

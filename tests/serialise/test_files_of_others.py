@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-
-from .process import ROOT
+from tests.processes import ROOT
 
 flax_serialization = pytest.importorskip("flax.serialization")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.test_printable import Registered
+from tests.hostile_texts import Registered
 
 from .containers import file_of
 from .drafts import Draft

@@ -19,7 +19,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.trust import _allow_list
-from tests.serialise.process import HANGS
+from tests.processes import HANGS, ROOT, program, run
 
 from . import fuzz, strategies
 from .containers import START, entry, file_of, forged, header_text
@@ -28,7 +28,6 @@ from .forgeries import Case, make_case
 from .good_files import Good, good_files
 from .hostile_json import GADGETS, ITEM_SIZES
 from .judging import EXTRA_BYTES, judge
-from .process import ROOT, run
 
 IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 NUM_EXAMPLES = int(os.environ.get("SHAREDTREE_NUM_FUZZED", "3000" if IS_THOROUGH else "1000"))
@@ -143,26 +142,7 @@ def test_every_flipped_bit_is_an_error():
                 look(bytes(data))
 
 
-DANGEROUS = """
-import contextlib, sys
-with contextlib.suppress(ImportError):  # where there is none, only what hangs is ended
-    import resource
-    resource.setrlimit(resource.RLIMIT_CPU, (600, 600))  # of work: on a busy machine it takes any time
-import jax, numpy as np, optax
-import sharedtree as st
-
-st.load(sys.argv[1])
-from tests.serialise.forgeries import Case
-from tests.serialise.judging import judge, watch
-sys.addaudithook(watch)
-others = [st.verify, lambda d: str(st.inspect(d)), lambda d: str(st.audit(d))]
-for number, name in enumerate(sys.argv[3:]):
-    with open(name, "rb") as file:
-        data = file.read()
-    for operation in (st.from_bytes, *(others if sys.argv[2] == "all" else [others[number % 3]])):
-        outcome = judge(Case(data, None, ("nest_deeply",)), operation, gives_model=False)
-        print(name.rpartition("/")[2], *outcome, flush=True)
-"""
+DANGEROUS = program("judge_files")
 
 
 def with_tensor(tensor, array):
@@ -318,18 +298,7 @@ def test_float0_is_numpys():
             load(with_tensor(entry("U8", [size, 0], 0, 0), array))
 
 
-WIDE = """
-import resource, sys, sharedtree as st
-from sharedtree.__main__ import main
-data = open(sys.argv[1], "rb").read()
-str(st.inspect(st.to_bytes([1])))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = st.inspect(data)
-assert str(found).count("\\n") == 10_001, str(found).count("\\n")
-assert sum(1 for _ in found.lines) == 240_001
-assert main(["show", *sys.argv[2:], sys.argv[1]]) == 0
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
+WIDE = program("show_wide")
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.trust._allow_list import TOKENS
+from tests.models import first, second
 
-from ..test_shared_layers import first, second
 from .equinox_layers import EQUINOX, filled, make_layer
 from .isomorphic import assert_isomorphic
 
@@ -64,14 +64,14 @@ def test_equinox_compositions():
 def test_optax_states():
     """Of every transformation that optax has; also of a pair of parameters."""
     optax = pytest.importorskip("optax")
-    from tests.test_every_optimizer import FOUND, MASKS, arrays, flat, made
+    from tests.optimizers import MASKS, TRANSFORMATIONS, arrays, flat, transformation
 
     parameters = flat(*arrays(0))
     pair = optax.LookaheadParams.init_synced(parameters)
     sam = optax.contrib.SAMState  # a namedtuple in optax 0.2.8, in 0.2.5 a class, which must be trusted
     trusted = [] if hasattr(sam, "_fields") else [sam]
-    for name in FOUND:
-        state = made(name, MASKS["tree"](flat)).init(pair if name == "lookahead" else parameters)
+    for name in TRANSFORMATIONS:
+        state = transformation(name, MASKS["tree"](flat)).init(pair if name == "lookahead" else parameters)
         try:
             check(state, trusted)
         except Exception as error:
@@ -164,12 +164,12 @@ def test_lineax(lx):
         st.to_bytes(lx.FunctionLinearOperator(jnp.negative, structure))
 
 
-def test_results_of_linear_algebra():
+@pytest.mark.parametrize("name", ["eig", "eigh", "qr", "slogdet", "svd"])
+def test_results_of_linear_algebra(name):
     """Their classes are those of what is traced, for which nothing is compiled."""
-    for name in ("eig", "eigh", "qr", "slogdet", "svd"):
-        found = jax.eval_shape(getattr(jnp.linalg, name), jnp.eye(2))
-        found = jax.tree.map(lambda leaf: jnp.asarray(np.ones(leaf.shape, leaf.dtype)), found)
-        assert_isomorphic(round_trip(found), found)
+    found = jax.eval_shape(getattr(jnp.linalg, name), jnp.eye(2))
+    found = jax.tree.map(lambda leaf: jnp.asarray(np.ones(leaf.shape, leaf.dtype)), found)
+    assert_isomorphic(round_trip(found), found)
 
 
 @pytest.mark.slow

@@ -60,12 +60,12 @@ def name_of(obj):
     return request.name
 
 
-def test_names():
-    for obj, name in NAMES:
-        assert name_of(obj) == name
-        assert name_of(obj) == name  # remembered
-        if name != f"{__name__}:Outer.Inner":  # which is of no kind that is built
-            assert st.from_bytes(st.to_bytes([obj]), trusted="tests")[0] is obj
+@pytest.mark.parametrize(("obj", "name"), NAMES)
+def test_names(obj, name):
+    assert name_of(obj) == name
+    assert name_of(obj) == name  # remembered
+    if name != f"{__name__}:Outer.Inner":  # which is of no kind that is built
+        assert st.from_bytes(st.to_bytes([obj]), trusted="tests")[0] is obj
 
 
 def test_names_are_proved_again(monkeypatch):

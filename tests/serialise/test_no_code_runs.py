@@ -108,8 +108,9 @@ EVALUATED = [["dict", ["x", "return"], ["note('evaluated')", "note('evaluated')"
 """Annotations that `typing.get_type_hints` would evaluate, alone and as the attributes of something."""
 
 
-def test_no_text_of_a_file_becomes_an_annotation():
-    for nodes, classes in (
+@pytest.mark.parametrize(
+    ("nodes", "classes"),
+    [
         ([["partial", RELU, [], [], [], 1]], []),
         ([["partial", ["function", f"{__name__}:described"], [], [], [], 1]], []),
         ([["dict", ["__type_params__"], [0]], ["partial", RELU, [], [], [], 2]], []),
@@ -118,9 +119,11 @@ def test_no_text_of_a_file_becomes_an_annotation():
         ([["wrapper", 0, [RELU, 0], "w"]], [net(extra=["__annotations__"])]),
         ([["object", 0, [0]]], [net(fields=["__annotations__"], missing=["w"])]),
         ([["object", 0, [RELU, None, 0]]], [{**BOUND_METHOD, "extra": ["__annotations__"]}]),
-    ):
-        with pytest.raises((st.errors.FormatError, st.errors.StructureMismatchError)):
-            load([*EVALUATED, *nodes], classes, [Net, described])
+    ],
+)
+def test_no_text_of_a_file_becomes_an_annotation(nodes, classes):
+    with pytest.raises((st.errors.FormatError, st.errors.StructureMismatchError)):
+        load([*EVALUATED, *nodes], classes, [Net, described])
 
 
 def annotated(x: "int", y: "Any" = None) -> "str":
@@ -260,14 +263,20 @@ def test_inherited_methods_are_judged_by_where_they_are_defined():
     assert st.from_bytes(st.to_bytes(model), like=model)["method"]() == "from elsewhere"
 
 
-def test_methods_of_what_has_no_class_of_a_known_name():
-    for nodes in (
-        [["method", None, "x"]], [["method", RELU, "x"]], [["list", []], ["method", 0, "append"]],
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [["method", None, "x"]],
+        [["method", RELU, "x"]],
+        [["list", []], ["method", 0, "append"]],
         [["partial", RELU, [], [], [], None], ["method", 0, "__call__"]],
-        [["bound", ["class", "equinox.nn:Linear"], "__call__"]], [["method", ["class", "equinox.nn:Linear"], "a.b"]],
-    ):  # fmt: skip
-        with pytest.raises(st.errors.FormatError, match="class of a known name"):
-            load(nodes)
+        [["bound", ["class", "equinox.nn:Linear"], "__call__"]],
+        [["method", ["class", "equinox.nn:Linear"], "a.b"]],
+    ],
+)
+def test_methods_of_what_has_no_class_of_a_known_name(nodes):
+    with pytest.raises(st.errors.FormatError, match="class of a known name"):
+        load(nodes)
 
 
 @pytest.fixture
@@ -286,17 +295,17 @@ def programs(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_nothing_of_a_trusted_package_is_imported(programs):
+@pytest.mark.parametrize("module", ["__main__", "setup", "conftest", "tests", "tests.deeper", "leaving", "interrupted"])
+def test_nothing_of_a_trusted_package_is_imported(programs, module):
     """Modules that end the program when they are imported among them."""
-    for module in ("__main__", "setup", "conftest", "tests", "tests.deeper", "leaving", "interrupted"):
-        data = naming(["class", f"{programs}.{module}:Model"])
-        before = set(sys.modules)
-        with pytest.raises(st.errors.UntrustedTypeError, match=f"import {programs}"):
-            st.from_bytes(data, trusted=programs)
-        (request,) = st.audit(data, trusted=programs).requests
-        assert (request.allowed, request.found) == (True, False)
-        assert request.not_imported in (f"{programs}.{module}", programs)
-        assert not {name for name in set(sys.modules) - before if name.startswith(programs)}
+    data = naming(["class", f"{programs}.{module}:Model"])
+    before = set(sys.modules)
+    with pytest.raises(st.errors.UntrustedTypeError, match=f"import {programs}"):
+        st.from_bytes(data, trusted=programs)
+    (request,) = st.audit(data, trusted=programs).requests
+    assert (request.allowed, request.found) == (True, False)
+    assert request.not_imported in (f"{programs}.{module}", programs)
+    assert not {name for name in set(sys.modules) - before if name.startswith(programs)}
 
 
 def test_a_bound_method_is_still_what_it_was():

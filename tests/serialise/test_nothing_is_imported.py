@@ -13,7 +13,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core import _current_directory
-from tests.serialise.process import HANGS
+from tests.processes import HANGS, program
 
 from .containers import written
 
@@ -50,46 +50,11 @@ def run(*arguments, cwd, **environment):
     )  # fmt: skip
 
 
-PROGRAM = f"""
-import glob, sys
-import sharedtree as st
-names = {LIBRARIES!r}
-before = set(sys.modules)
-assert not set(names) & before
-audit = st.audit("all.safetensors")
-assert {{request.not_imported for request in audit.not_imported}} == set(names)
-assert all(request.allowed and not request.found for request in audit.not_imported)
-assert "allowed, once `optax` is imported" in str(audit) and "    import optax" in str(audit)
-for options in ({{}}, {{"trusted": ["optax", "chex"]}}, {{"trusted": "chex:Foo"}}):
-    try:
-        st.load("all.safetensors", **options)
-    except st.errors.UntrustedTypeError as error:
-        fixes = [line.strip() for line in str(error).splitlines() if line.startswith("    import ")]
-        assert sorted(fixes) == [f"import {{name}}" for name in sorted(names)], error
-        assert "trusted=" not in str(error), error
-st.trust("lineax")
-try:
-    st.load("state.safetensors")
-except st.errors.UntrustedTypeError as error:
-    assert error.names == ("optax:ScaleByScheduleState",)
-    fix = str(error).splitlines()[-1].strip()
-assert set(sys.modules) - before <= {{"packaging"}} | {{n for n in sys.modules if n.split(".")[0] not in names}}
-assert not glob.glob("ran_*")
-
-import flax
-assert st.load("flax.safetensors", like=(flax.ScaleByScheduleState,))
-exec(fix)
-assert st.load("state.safetensors")[0] is sys.modules["optax"].ScaleByScheduleState
-assert st.audit("state.safetensors").not_imported == ()
-assert sorted(glob.glob("ran_*")) == ["ran_flax", "ran_optax"]
-"""
-
-
 @pytest.mark.slow
 def test_libraries_beside_a_file_are_not_run(forged):
     for name in LIBRARIES:
         write(forged / f"{name}.safetensors", [f"{name}:ScaleByScheduleState"])
-    done = run("-c", PROGRAM, cwd=forged)
+    done = run("-c", program("libraries_beside_a_file"), *LIBRARIES, cwd=forged)
     assert done.returncode == 0, done.stderr
 
 
@@ -109,18 +74,7 @@ def test_the_lines_that_help(lines, tmp_path):
     saving = f"import jax, jax.numpy as jnp, sharedtree as st; {lines}; st.save('a.safetensors', {SAVED[lines]})"
     done = run("-c", saving, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    code = f"""
-import sys, sharedtree as st
-try:
-    st.load("a.safetensors")
-except st.errors.UntrustedTypeError as error:
-    told = [each.strip() for each in str(error).splitlines() if each.startswith("    import ")]
-assert "; ".join(told) == {lines!r}, told
-assert not {{each.split()[1] for each in told}} & set(sys.modules)
-exec({lines!r})
-print(type(st.load("a.safetensors")).__name__)
-"""
-    done = run("-c", code, cwd=tmp_path)
+    done = run("-c", program("lines_that_help"), lines, cwd=tmp_path)
     assert done.stdout in ("tuple\n", "Partial\n", "ScheduleFreeState\n"), done.stderr
 
 
@@ -131,20 +85,7 @@ def test_layers_of_flax_nnx(tmp_path):
         pytest.skip("Flax is not installed")
     code = "import sharedtree as st\nfrom flax import nnx\nst.save('a.safetensors', nnx.Linear(1, 1, rngs=nnx.Rngs(0)))"
     assert run("-c", code, cwd=tmp_path).returncode == 0
-    code = """
-import sharedtree as st
-for before in ("", "import flax"):
-    exec(before)
-    try:
-        st.load("a.safetensors", trusted="flax")
-    except st.errors.UntrustedTypeError as error:
-        fixes = [each.strip() for each in str(error).splitlines() if each.startswith("    import")]
-        assert fixes[0] == "import flax.nnx", fixes
-    else:
-        assert before
-exec("; ".join(fixes))
-print(type(st.load("a.safetensors", trusted="flax")).__name__)
-"""
+    code = program("nnx_after_flax")
     done = run("-c", code, cwd=tmp_path)
     assert done.stdout == "Linear\n", done.stderr
 
@@ -178,16 +119,17 @@ def test_the_command_line_runs_nothing_of_the_current_directory(forged, tmp_path
     assert (module, function) == ("sharedtree.__main__", "main")
     script = tmp_path / "sharedtree"  # what installers write
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    for program in (["-m", "sharedtree"], [str(script)]):
-        done = run(*program, "show", "model.safetensors", cwd=forged)
+    for command in (["-m", "sharedtree"], [str(script)]):
+        done = run(*command, "show", "model.safetensors", cwd=forged)
         assert "ran" not in done.stderr
         assert done.returncode == 0, done.stderr
         assert "['a']" in done.stdout
     assert not list(forged.glob("ran_*"))
 
 
-def test_when_the_current_directory_is_left_out(monkeypatch):
-    for argv, orig_argv, is_dropped in (
+@pytest.mark.parametrize(
+    ("argv", "orig_argv", "is_dropped"),
+    [
         (["-m", "show"], ["python", "-m", "sharedtree", "show"], True),
         (["-m", "show", "x"], ["python", "-B", "-m", "sharedtree", "show", "x"], True),
         (["-m"], ["python", "-msharedtree"], True),
@@ -199,11 +141,13 @@ def test_when_the_current_directory_is_left_out(monkeypatch):
         (["sharedtree"], ["python", "sharedtree"], False),
         ([], [], False),
         (["-m"], [], False),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", argv)
-            patch.setattr(sys, "orig_argv", orig_argv)
-            patch.setattr(sys, "path", [os.getcwd(), *sys.path])
-            before = list(sys.path)
-            importlib.reload(_current_directory)
-            assert sys.path == before[is_dropped:], orig_argv
+    ],
+)
+def test_when_the_current_directory_is_left_out(monkeypatch, argv, orig_argv, is_dropped):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", argv)
+        patch.setattr(sys, "orig_argv", orig_argv)
+        patch.setattr(sys, "path", [os.getcwd(), *sys.path])
+        before = list(sys.path)
+        importlib.reload(_current_directory)
+        assert sys.path == before[is_dropped:], orig_argv

@@ -123,17 +123,22 @@ def test_a_wrapper_with_a_name_of_its_own_beside_one_without():
 # --- templates with other ties -------------------------------------------------------------------------------------
 
 
-def test_a_template_without_the_tie_stays_without_it():
-    for leaf, other in (
-        (jnp.arange(3.0), jnp.zeros(3)), (np.arange(3.0), np.zeros(3)), (jnp.asarray(2.0), jnp.asarray(0.0)),
+@pytest.mark.parametrize(
+    ("leaf", "other"),
+    [
+        (jnp.arange(3.0), jnp.zeros(3)),
+        (np.arange(3.0), np.zeros(3)),
+        (jnp.asarray(2.0), jnp.asarray(0.0)),
         (jax.random.key(3), jax.random.key(0)),
-    ):  # fmt: skip
-        data = st.to_bytes({"a": leaf, "b": leaf, "c": [leaf]})
-        like = {"a": copy.copy(other), "b": copy.copy(other), "c": [copy.copy(other)]}
-        loaded, report = st.from_bytes(data, like=like, strict=False)
-        assert_isomorphic({"a": leaf, "b": copy.copy(leaf), "c": [copy.copy(leaf)]}, loaded)
-        assert report.loaded == ("['a']", "['b']", "['c'][0]")
-        assert report.unused == ()
+    ],
+)
+def test_a_template_without_the_tie_stays_without_it(leaf, other):
+    data = st.to_bytes({"a": leaf, "b": leaf, "c": [leaf]})
+    like = {"a": copy.copy(other), "b": copy.copy(other), "c": [copy.copy(other)]}
+    loaded, report = st.from_bytes(data, like=like, strict=False)
+    assert_isomorphic({"a": leaf, "b": copy.copy(leaf), "c": [copy.copy(leaf)]}, loaded)
+    assert report.loaded == ("['a']", "['b']", "['c'][0]")
+    assert report.unused == ()
 
 
 def test_a_method_fits_a_template_that_holds_one():
@@ -189,14 +194,19 @@ def test_a_part_below_a_registered_class_has_the_path_that_jax_prints():
     assert ".decoder" in str(st.inspect(data))
 
 
-def test_keys_that_make_no_path_become_positions():
-    for keys in (
-        (jtu.GetAttrKey("same"), jtu.GetAttrKey("same")), (jtu.DictKey("x" * 500), jtu.DictKey("y")),
-        (jtu.DictKey("\ud800"), jtu.SequenceKey(1)), (jtu.DictKey(object()), jtu.SequenceKey(1)),
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (jtu.GetAttrKey("same"), jtu.GetAttrKey("same")),
+        (jtu.DictKey("x" * 500), jtu.DictKey("y")),
+        (jtu.DictKey("\ud800"), jtu.SequenceKey(1)),
+        (jtu.DictKey(object()), jtu.SequenceKey(1)),
         ("no key entry", "another"),
-    ):  # fmt: skip
-        data = st.to_bytes(Coders(jnp.ones(2), jnp.zeros(3), keys))
-        assert st.from_bytes(data, trusted="tests", select="[1]").shape == (3,)
+    ],
+)
+def test_keys_that_make_no_path_become_positions(keys):
+    data = st.to_bytes(Coders(jnp.ones(2), jnp.zeros(3), keys))
+    assert st.from_bytes(data, trusted="tests", select="[1]").shape == (3,)
 
 
 # --- booleans ------------------------------------------------------------------------------------------------------
@@ -278,13 +288,19 @@ def test_a_function_renamed_to_the_function_itself():
     assert st.from_bytes(data, trusted="tests", renames={"not.there:Typo.weight": None}) == [double]
 
 
-def test_renames_that_can_mean_nothing():
-    for renames, error in (
-        ({"no name": "a:B"}, ValueError), ({"mod.Old": "mod:New"}, ValueError), ({3: "a:B"}, ValueError),
-        ({"mod:Old": 3}, TypeError), ([("mod:Old", "mod:New")], TypeError),
-    ):  # fmt: skip
-        with pytest.raises(error, match="`renames`"):
-            st.from_bytes(st.to_bytes([1]), renames=renames)
+@pytest.mark.parametrize(
+    ("renames", "error"),
+    [
+        ({"no name": "a:B"}, ValueError),
+        ({"mod.Old": "mod:New"}, ValueError),
+        ({3: "a:B"}, ValueError),
+        ({"mod:Old": 3}, TypeError),
+        ([("mod:Old", "mod:New")], TypeError),
+    ],
+)
+def test_renames_that_can_mean_nothing(renames, error):
+    with pytest.raises(error, match="`renames`"):
+        st.from_bytes(st.to_bytes([1]), renames=renames)
 
 
 def test_a_class_is_not_renamed_to_a_function():

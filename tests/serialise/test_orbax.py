@@ -17,9 +17,9 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise import orbax
+from tests.processes import last_lines, start_process
 from tests.serialise import strategies
 from tests.serialise.isomorphic import assert_isomorphic
-from tests.test_shards import last_lines, start
 
 ocp = pytest.importorskip("orbax.checkpoint")
 
@@ -275,7 +275,7 @@ def test_two_processes_and_another_topology(tmp_path):
     st.save(file, {"w": weight, "tied": weight, "keys": keys, "weak": weak, "empty": jnp.zeros((8, 0))})
     folder = tmp_path / "checkpoints"
     command = ("-W", "error", str(HERE / "orbax_worker.py"), port)
-    both = [start(*command, str(process), str(folder), str(file), devices=4) for process in range(2)]
+    both = [start_process(*command, str(process), str(folder), str(file), devices=4) for process in range(2)]
     assert last_lines(both) == ["[]", "[]"]
     # Eight devices of two processes wrote it; this process has other devices.
     from tests.serialise.orbax_worker import Model as Theirs
@@ -298,7 +298,7 @@ def test_training_that_is_killed_goes_on_with_other_devices_bit_for_bit(tmp_path
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     worker, folder = str(HERE / "fsdp_worker.py"), str(tmp_path / "run")
-    both = [start(worker, "train", folder, port, str(process), devices=4) for process in range(2)]
+    both = [start_process(worker, "train", folder, port, str(process), devices=4) for process in range(2)]
     try:
         for process in both:
             assert any(line == "saved\n" for line in iter(process.stdout.readline, ""))
@@ -306,7 +306,7 @@ def test_training_that_is_killed_goes_on_with_other_devices_bit_for_bit(tmp_path
         for process in both:
             process.kill()
             process.communicate()
-    assert last_lines([start(worker, "resume", folder, devices=8)]) == ["[]"]
+    assert last_lines([start_process(worker, "resume", folder, devices=8)]) == ["[]"]
 
 
 def with_text(old, new):

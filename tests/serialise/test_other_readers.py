@@ -11,7 +11,7 @@ import safetensors.flax
 import safetensors.numpy
 
 import sharedtree as st
-from tests.test_replacing import Layer
+from tests.models import Dense
 
 
 class Model(eqx.Module):
@@ -28,7 +28,7 @@ class Model(eqx.Module):
 @pytest.fixture
 def model():
     weight = jnp.arange(32, dtype=jnp.float32).reshape(4, 8) / 3
-    block = Layer(jnp.arange(5, dtype=jnp.float16), np.arange(6, dtype=np.int64).reshape(3, 2)[:, ::-1])
+    block = Dense(jnp.arange(5, dtype=jnp.float16), np.arange(6, dtype=np.int64).reshape(3, 2)[:, ::-1])
     return Model(
         embed=weight,
         blocks=[block, block],

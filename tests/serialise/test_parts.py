@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.hostile_texts import Registered
 
 from .containers import Counting, entry, file_of, forged, header_text
 from .drafts import Draft
 from .equinox_layers import make_layer
 from .isomorphic import assert_isomorphic
-from .test_grammar import Registered
-from .test_template import Block, Model, model
+from .models import Block, Model, model
 
 
 def big_model():
@@ -167,14 +167,14 @@ ALIKE = [
 ]  # fmt: skip
 
 
-def test_nothing_is_picked_among_paths_that_look_the_same():
-    for tree, path in ALIKE:
-        data = st.to_bytes(tree)
-        if path is None:
-            (path,) = {line.path for line in list(st.inspect(data).lines)[1:]}
-        with pytest.raises(st.errors.StructureMismatchError, match="2 things") as error:
-            st.load(data, select=path, trusted=["tests"])
-        assert error.value.paths == (path,)
+@pytest.mark.parametrize(("tree", "path"), ALIKE)
+def test_nothing_is_picked_among_paths_that_look_the_same(tree, path):
+    data = st.to_bytes(tree)
+    if path is None:
+        (path,) = {line.path for line in list(st.inspect(data).lines)[1:]}
+    with pytest.raises(st.errors.StructureMismatchError, match="2 things") as error:
+        st.load(data, select=path, trusted=["tests"])
+    assert error.value.paths == (path,)
 
 
 def test_a_text_that_fits_two_steps_is_an_error_wherever_they_lead():

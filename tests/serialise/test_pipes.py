@@ -12,8 +12,7 @@ import safetensors.numpy
 
 import sharedtree as st
 from sharedtree.serialise.container import _reading
-
-from .process import HANGS, ROOT
+from tests.processes import HANGS, ROOT, program
 
 W = jnp.arange(6.0).reshape(2, 3)
 
@@ -40,25 +39,7 @@ READS = {
     "verify": ("ours", "st.verify(path)"),
 }
 
-PROGRAM = """
-    import os, signal, sys, threading
-    import jax.numpy as jnp
-    import sharedtree as st
-
-    signal.alarm(3600)  # if it hangs
-    file, expression, pipe = sys.argv[1:]
-    print(eval(expression, {"path": file, "st": st, "jnp": jnp}))
-    os.mkfifo(pipe)
-
-    def write():
-        with open(file, "rb") as source, open(pipe, "wb") as target:
-            target.write(source.read())
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    print(eval(expression, {"path": pipe, "st": st, "jnp": jnp}))
-    writer.join()
-    """
+PROGRAM = program("read_a_pipe")
 
 
 @pytest.mark.parametrize("name", READS)

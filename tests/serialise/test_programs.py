@@ -11,10 +11,10 @@ import types
 import pytest
 
 import sharedtree as st
+from tests.processes import HANGS, ROOT
 
 from .containers import file_of
 from .drafts import Draft
-from .process import HANGS, ROOT
 
 TRAIN = """
 import dataclasses, enum
@@ -280,8 +280,9 @@ def named(name, main, kind="class", **more):
     return file_of([["tuple", [[kind, name]]]], **{key: value for key, value in changes.items() if value is not None})
 
 
-def test_the_grammar_of_main():
-    for data in (
+@pytest.mark.parametrize(
+    "data",
+    [
         named("train:Net", 1),
         named("train:Net", ["train"]),
         named("train:Net", "other"),
@@ -292,10 +293,12 @@ def test_the_grammar_of_main():
         named("__mp_main__:Net", "__mp_main__"),
         file_of([["tuple", [["class", "train:Net"], ["class", "__main__:Net"]]]], main="train"),
         file_of([["tuple", [["int", "1"]]]], main="train"),
-    ):
-        for look in (st.load, st.inspect, st.audit):
-            with pytest.raises(st.errors.FormatError):
-                look(data)
+    ],
+)
+def test_the_grammar_of_main(data):
+    for look in (st.load, st.inspect, st.audit):
+        with pytest.raises(st.errors.FormatError):
+            look(data)
 
 
 def test_it_widens_no_trust(monkeypatch):

@@ -3,7 +3,7 @@
 import pathlib
 
 import sharedtree.serialise
-from tests.test_imports import files, imports_of, name_of
+from tests.package_imports import files, imports_of, name_of
 
 ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
 

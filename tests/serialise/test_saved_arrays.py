@@ -14,9 +14,9 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise.arrays import _placing
 
+from .containers import is_of_jax
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
-from .test_safetensors_files import is_of_jax
 from .tied import through_file
 
 NUMPY = "bool i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8 c8 c16 M8[ns] m8[s] m8[D] M8[25us] m8 M8 M8[as] g G"

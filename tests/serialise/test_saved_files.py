@@ -87,18 +87,18 @@ SOURCES = {
 }
 
 
-def test_every_kind_of_source(mixed):
-    for name, make in SOURCES.items():
-        for options in ({}, {"verify": False}, {"mmap": True}, {"select": "['medium']"}):
-            where = make(mixed)
-            loaded = st.load(where, **options)
-            if "select" in options:
-                np.testing.assert_array_equal(loaded, MIXED["medium"])
-            else:
-                assert same(loaded), (name, options)
-            if hasattr(where, "close"):
-                assert not where.closed  # it was the caller's
-                where.close()
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+def test_every_kind_of_source(mixed, make):
+    for options in ({}, {"verify": False}, {"mmap": True}, {"select": "['medium']"}):
+        where = make(mixed)
+        loaded = st.load(where, **options)
+        if "select" in options:
+            np.testing.assert_array_equal(loaded, MIXED["medium"])
+        else:
+            assert same(loaded), options
+        if hasattr(where, "close"):
+            assert not where.closed  # it was the caller's
+            where.close()
 
 
 def test_pipes_and_members_of_archives(mixed, tmp_path):
@@ -273,28 +273,28 @@ DAMAGE = [
 ]  # fmt: skip
 
 
-def test_damage_is_named(mixed, path):
-    for name, position, chunk in DAMAGE:
-        data = bytearray(mixed.read_bytes())
-        data[start_of(bytes(data), f"['{name}']") + position] ^= 0x10
-        path.write_bytes(data)
-        count = -(-MIXED[name].nbytes // CHUNK_BYTES)
-        at_once = f"`.'{name}'.` in `.*` is damaged: chunk {chunk} of {count}"
-        for options in ({}, {"select": f"['{name}']"}):
-            with pytest.raises(st.errors.CorruptFileError, match=at_once) as raised:
-                st.load(path, **options)
-            assert (raised.value.tensor, raised.value.chunk) == (f"['{name}']", chunk)
-            assert raised.value.paths == (f"['{name}']",)
-            assert "verify=False" in str(raised.value)
-        for look in (st.verify, partial(st.load, mmap=True)):
-            with pytest.raises(st.errors.CorruptFileError, match=f"`.'{name}'.`: chunk {chunk}\n") as raised:
-                look(path)
-            assert raised.value.paths == (f"['{name}']",)
-        expected = bytearray(MIXED[name].tobytes())
-        expected[position] ^= 0x10
-        for options in ({}, {"mmap": True}):
-            assert st.load(path, verify=False, **options)[name].tobytes() == bytes(expected)
-        np.testing.assert_array_equal(st.load(path, select="['even']"), MIXED["even"])  # only what is read is checked
+@pytest.mark.parametrize(("name", "position", "chunk"), DAMAGE)
+def test_damage_is_named(mixed, path, name, position, chunk):
+    data = bytearray(mixed.read_bytes())
+    data[start_of(bytes(data), f"['{name}']") + position] ^= 0x10
+    path.write_bytes(data)
+    count = -(-MIXED[name].nbytes // CHUNK_BYTES)
+    at_once = f"`.'{name}'.` in `.*` is damaged: chunk {chunk} of {count}"
+    for options in ({}, {"select": f"['{name}']"}):
+        with pytest.raises(st.errors.CorruptFileError, match=at_once) as raised:
+            st.load(path, **options)
+        assert (raised.value.tensor, raised.value.chunk) == (f"['{name}']", chunk)
+        assert raised.value.paths == (f"['{name}']",)
+        assert "verify=False" in str(raised.value)
+    for look in (st.verify, partial(st.load, mmap=True)):
+        with pytest.raises(st.errors.CorruptFileError, match=f"`.'{name}'.`: chunk {chunk}\n") as raised:
+            look(path)
+        assert raised.value.paths == (f"['{name}']",)
+    expected = bytearray(MIXED[name].tobytes())
+    expected[position] ^= 0x10
+    for options in ({}, {"mmap": True}):
+        assert st.load(path, verify=False, **options)[name].tobytes() == bytes(expected)
+    np.testing.assert_array_equal(st.load(path, select="['even']"), MIXED["even"])  # only what is read is checked
 
 
 def test_all_damage_is_listed(mixed):

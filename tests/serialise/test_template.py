@@ -25,21 +25,7 @@ from ..kinds import Free
 from .containers import Counting
 from .equinox_layers import make_layer
 from .isomorphic import assert_isomorphic
-
-
-class Block(eqx.Module):
-    weight: Any
-    bias: Any = None
-
-    def __call__(self, x):
-        return self.weight * x
-
-
-class Model(eqx.Module):
-    encoder: Any
-    decoder: Any
-    table: Any
-    name: str = eqx.field(static=True, default="m")
+from .models import Block, Model, model
 
 
 class Other(eqx.Module):
@@ -61,12 +47,6 @@ class Beside(eqx.Module):
     a: Any
     b: Any
     ab: Any
-
-
-def model(start=0.0, tied=True):
-    block = Block(jnp.arange(6.0).reshape(2, 3) + start, jnp.zeros(3) + start)
-    other = block if tied else Block(block.weight + 0, block.bias + 0)
-    return Model(block, [other, jnp.ones(4, jnp.int32)], np.full((3, 2), start), "m")
 
 
 def helper(x, y):
@@ -162,7 +142,7 @@ def test_all_differences_are_listed_at_once(path):
         "`['dtype']`: the file has float16[2], the template float32[2]",
         "`['tied in the file'][1]`: the file has the same object as `['tied in the file'][0]`, the template another",
         "`['tied in the template'][1]`: the file has a different object than `['tied in the template'][0]`, the",
-        "sharedtree.load(path, like=template, strict=False, trusted=[tests.serialise.test_template.Block])",
+        "sharedtree.load(path, like=template, strict=False, trusted=[tests.serialise.models.Block])",
     ):
         assert line in text, line
     assert "['same']" not in text

@@ -164,17 +164,22 @@ def test_methods_of_a_trusted_class(package):
             st.from_bytes(naming(["function", f"my_package:{name}"]), trusted=package.Own)
 
 
-def test_what_is_none():
-    """Methods of values, classes as functions and functions as classes, instances that cannot be rebuilt."""
-    for data in (
+@pytest.mark.parametrize(
+    "data",
+    [
         file_of([["path", "PosixPath", "/x"], ["method", 0, "unlink"]]),
         file_of([["list", []], ["method", 0, "append"]]),
-        naming(["class", "jax.nn:relu"]), naming(["function", "equinox.nn:Linear"]), naming(["class", "jax:nn"]),
+        naming(["class", "jax.nn:relu"]),
+        naming(["function", "equinox.nn:Linear"]),
+        naming(["class", "jax:nn"]),
         file_of([["registered", 0, None, [], []]], types=[{"name": "jax:Array", "kind": "registered"}]),
         file_of([["partial", ["str", ""], [], [], [], None]]),
-    ):  # fmt: skip
-        with pytest.raises(st.SharedTreeError):
-            pytest.fail(repr(st.from_bytes(data)))
+    ],
+)
+def test_what_is_none(data):
+    """Methods of values, classes as functions and functions as classes, instances that cannot be rebuilt."""
+    with pytest.raises(st.SharedTreeError):
+        pytest.fail(repr(st.from_bytes(data)))
 
 
 # Libraries that are imported here first may use what JAX has deprecated.

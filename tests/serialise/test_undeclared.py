@@ -157,13 +157,13 @@ def test_whatever_the_name(name):
         assert refused(nodes, types), (name, types)
 
 
-def test_the_wrappers_of_equinox_are_the_exception():
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        module = st.load(file_of([["object", 0, [None, "text"]]], types=[type_of(Module, "module", extra=[name])]),
-                         trusted=__name__)  # fmt: skip
-        assert vars(module)[name] == "text"
-        for cls in (Data, Frozen, WithValues, Named):
-            assert refused([["object", 0, [None, "text"]]], [type_of(cls, MADE[cls], extra=[name])])
+@pytest.mark.parametrize("name", ["__module__", "__name__", "__qualname__", "__doc__"])
+def test_the_wrappers_of_equinox_are_the_exception(name):
+    module = st.load(file_of([["object", 0, [None, "text"]]], types=[type_of(Module, "module", extra=[name])]),
+                     trusted=__name__)  # fmt: skip
+    assert vars(module)[name] == "text"
+    for cls in (Data, Frozen, WithValues, Named):
+        assert refused([["object", 0, [None, "text"]]], [type_of(cls, MADE[cls], extra=[name])])
 
 
 def open_trees():

@@ -17,7 +17,7 @@ from sharedtree.cli import _show_and_draw
 from sharedtree.serialise.load import open_checkpoint
 from sharedtree.show._outline import Outline
 from sharedtree.show._saved_models import description_of_file
-from tests.serialise.process import HANGS
+from tests.processes import HANGS
 from tests.serialise.strategies import trees
 
 from .models import language_model

@@ -14,7 +14,7 @@ from hypothesis import given
 
 import sharedtree as st
 from tests import strategies as dags
-from tests.test_ties import paths_by_object
+from tests.strategies import paths_by_object
 
 from .models import block, counted, language_model
 

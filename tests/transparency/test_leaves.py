@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +12,18 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.transparency.leaves import (
+    GRADS,
+    IN_A_DEQUE,
+    JITS,
+    NOT_IN_A_LOSS,
+    TRIED,
+    UNTRACEABLE,
+    apart,
+    mixture,
+    of_one,
+    put,
+)
 from tests.transparency.outcome import (
     FILTERED,
     LEAVES,
@@ -27,35 +39,7 @@ from tests.transparency.outcome import (
     loss_of,
     oracle,
     outcome,
-    separate,
 )
-
-UNTRACEABLE = ("string", "function", "numpy strings")  # what JAX refuses is static in any module
-GRADS = (jax.grad, jax.value_and_grad, eqx.filter_grad, eqx.filter_value_and_grad)
-JITS = (jax.jit, eqx.filter_jit)
-NUMBERS = ("python float", "python int", "python bool", "python complex")
-SCALARS = (*NUMBERS, "float scalar", "weak scalar", "typed key", "numpy scalar", "numpy int scalar")
-NOT_IN_A_LOSS = ("python complex", "string", "function")
-WITHOUT_TANGENTS = ("int array", "bool array", "typed key", "typed keys", "raw key", "numpy ints", "numpy int scalar")
-NOT_REAL = (*NUMBERS[1:3], *WITHOUT_TANGENTS)
-
-
-def mixture(tree: Any, constants: Any) -> Any:
-    """The input unchanged, a changed version, and constants."""
-    return tree, {"new": jax.tree.map(changed, tree), "c": constants}, tree
-
-
-CONSTANTS = {
-    None: (2, 1.5, np.arange(2), None),
-    "jax": (2, Registered(1.5), Data(jnp.arange(2))),
-    "equinox": (jnp.arange(2), Model(1.5), Model(jnp.tanh)),
-}
-
-
-def each_mixed(module: str | None, parts: slice = slice(3)) -> Any:
-    """Does it for each of several cases, or only a part of it."""
-    constants = {leaf: separate(CONSTANTS[module]) for leaf in LEAVES}  # which are not to be one in two results
-    return lambda trees: {leaf: mixture(tree, constants[leaf])[parts] for leaf, tree in trees.items()}
 
 
 def is_vmaps_own_affair(transform: Any, module: str | None, leaf: str) -> bool:
@@ -71,23 +55,6 @@ def law_holds_for(transform: Any, module: str | None, leaf: str) -> bool:
     return not is_vmaps_own_affair(transform, module, leaf)
 
 
-# To JAX a bare deque is a leaf, whatever is in it.
-IN_A_DEQUE = ("python float", "string", "float array", "typed key", "numpy array")
-
-
-def apart(transform: Any, place: str) -> tuple[str, ...]:
-    """The leaves that do not go into one call with the others: vanilla refuses them, or they have another length."""
-    filters = transform.__name__.startswith("filter_") or PLACES[place].module == "equinox"
-    if place == "deque":
-        return tuple(LEAVES)
-    if transform in GRADS:
-        return NOT_IN_A_LOSS if filters else (*UNTRACEABLE, *NOT_REAL)
-    if transform in (jax.vmap, eqx.filter_vmap):
-        return (*UNTRACEABLE, *SCALARS, "raw key")
-    return ("numpy strings",) if filters else UNTRACEABLE
-
-
-TRIED = {name: t for name, t in TRANSFORMS.items() if name not in ("jax.grad", "eqx.filter_value_and_grad")}
 # To Equinox's filters a bare deque is static, and cannot be hashed; we compare it by what is in it.
 CASES = [
     (transform, place)
@@ -97,18 +64,9 @@ CASES = [
 ]
 
 
-def put(place: str, leaves: Iterable[str]) -> dict[str, Any]:
-    return {leaf: separate(PLACES[place].put(LEAVES[leaf]())) for leaf in leaves}
-
-
 def both(transform: Any, place: str, f: Any) -> tuple[Any, Any]:
     """A function under the transform that says what is right, and under ours."""
     return oracle(transform, PLACES[place].module)(f), st.preserve_identities(transform)(f)
-
-
-def of_one(transform: Any, place: str) -> Any:
-    """What is done to the leaves."""
-    return loss_of if transform in GRADS else each_mixed(PLACES[place].module)
 
 
 @pytest.mark.sampled(every=5)

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import sharedtree as st
+from tests.transparency.leaves import UNTRACEABLE, apart, each_mixed, put
 from tests.transparency.outcome import LEAVES, PLACES, differing, differing_alone
-from tests.transparency.test_leaves import UNTRACEABLE, apart, each_mixed, put
 
 
 def shapes(transform):

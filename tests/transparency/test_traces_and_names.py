@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.models import Unprintable
 from tests.transparency.outcome import TRANSFORMS, Data, Model, Registered, of, outcome, separate, vec
 
 EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]
@@ -105,16 +106,6 @@ def test_jit_has_what_vanilla_jit_has():
         assert "own_name" in transform(own_name).lower(1.0).as_text()
 
 
-class Unprintable:
-    """A callable whose own texts cannot be had."""
-
-    def __call__(self, x):
-        return x
-
-    def __repr__(self):
-        raise RuntimeError("of the object's own")
-
-
 class Unnamed(Unprintable):
     """One that answers with an error, too, when it is asked for a name once it is wrapped."""
 
@@ -171,10 +162,10 @@ class Layer(eqx.Module):
     __call__, __repr__ = Unprintable.__call__, Unprintable.__repr__
 
 
-def test_a_transformed_module_prints_where_equinox_s_does():
-    for transform in (eqx.filter_jit, eqx.filter_grad, eqx.filter_vmap, eqx.filter_checkpoint):
-        assert repr(transform(Layer(vec())))
-        assert "TransformedModule" in repr(st.preserve_identities(transform)(Layer(vec())))
+@pytest.mark.parametrize("transform", [eqx.filter_jit, eqx.filter_grad, eqx.filter_vmap, eqx.filter_checkpoint])
+def test_a_transformed_module_prints_where_equinox_s_does(transform):
+    assert repr(transform(Layer(vec())))
+    assert "TransformedModule" in repr(st.preserve_identities(transform)(Layer(vec())))
 
 
 def test_warnings_and_errors_about_what_cannot_be_printed():
