@@ -4,10 +4,11 @@ import equinox as eqx
 import flax.serialization
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 import sharedtree as st
-from sharedtree.errors import SharingMismatchError, ViewError
+from sharedtree.errors import InconsistentSharingError, SharingMismatchError, ViewError
 from tests.fix_scenarios import again, of
 from tests.fixes import scenarios
 from tests.test_branches import Leaf, Net
@@ -129,5 +130,21 @@ scenarios(
     ),
     a_view_of_another_shape=lambda: again(
         tie, SharingMismatchError, model=Net(Leaf(WIDE), Leaf(WIDE.T)), through=jnp.abs
+    ),
+    labels_of_a_view_and_of_its_array=lambda: again(
+        lambda model, param_labels: st.optimizer(
+            optax.multi_transform({"train": optax.sgd(0.1), "freeze": optax.set_to_zero()}, param_labels)
+        ).init(model),
+        InconsistentSharingError,
+        model=with_view(),
+        param_labels=Net(Leaf("train"), Leaf("freeze")),
+        rule=lambda path, leaf: "freeze" if "head" in jax.tree_util.keystr(path) else "train",
+    ),
+    booleans_of_a_view_and_of_its_array=lambda: again(
+        lambda model, spec: st.tree.partition(model, spec),
+        InconsistentSharingError,
+        model=with_view(),
+        spec=Net(Leaf(True), Leaf(st.View._unflatten(jnp.transpose, [(False,)]))),
+        eqx=eqx,
     ),
 )
