@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import equinox as eqx
+import flax.linen as nn
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -234,6 +235,33 @@ def test_variables_of_nnx_are_named_themselves():
     model = nnx.Dict(a=nnx.Param(W), b=nnx.Param(W.T))
     with pytest.raises(SharingMismatchError, match="through=through"):
         st.tie(model, lambda m: (m.a.get_raw_value(), m.b.get_raw_value()), through=jnp.transpose)
+
+
+class OfLinen(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(5, name="head")(nn.Embed(5, 3, name="embed")(tokens))
+
+
+class AroundLinen(nnx.Module):
+    def __init__(self, rngs):
+        self.tokens = nnx.Embed(5, 3, rngs=rngs)
+        self.wrapped = nnx.bridge.lazy_init(nnx.bridge.ToNNX(OfLinen(), rngs), jnp.array([1]))
+        self.layer = nnx.Linear(3, 5, rngs=rngs)
+
+
+def test_a_parameter_of_linen_in_a_module_of_nnx_is_refused():
+    model = AroundLinen(nnx.Rngs(0))
+    with pytest.raises(SharingMismatchError, match=r"`\.wrapped\.head\['kernel'\]` cannot be a view") as caught:
+        st.tie(model, lambda m: (m.wrapped.embed["embedding"], m.wrapped.head["kernel"]), through=jnp.transpose)
+    assert "lambda p: (p['embed']['embedding'], p['head']['kernel'])" in str(caught.value)
+    assert "state = model.wrapped.to_nnx__module, nnx.state(model.wrapped, nnx.Param)" in str(caught.value)
+    with pytest.raises(SharingMismatchError, match="by a module of NNX"):
+        st.tie(model, lambda m: (m.tokens.embedding, m.wrapped.head["kernel"]), through=jnp.transpose)
+    # A layer of NNX may be computed from a parameter of Linen.
+    tied = st.tie(model, lambda m: (m.wrapped.embed["embedding"], m.layer.kernel), through=jnp.transpose)
+    np.testing.assert_array_equal(tied.layer.kernel[...], tied.wrapped.embed["embedding"][...].T)
+    assert tied.wrapped(jnp.array([1])).shape == (1, 5)
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

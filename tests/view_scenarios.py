@@ -1,6 +1,9 @@
 """One scenario for each message about views that offers code."""
 
+import warnings
+
 import equinox as eqx
+import flax.linen as nn
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -36,6 +39,34 @@ class Kernel(eqx.Module):
 def variable_with_view():
     embedding = nnx.Param(W)
     return {"view": st.View(jnp.transpose, embedding), "value": W + 5}
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(5, name="head")(nn.Embed(5, 3, name="embed")(tokens))
+
+
+def linen_in_nnx():
+    return nnx.bridge.lazy_init(nnx.bridge.ToNNX(Linen(), nnx.Rngs(0)), jnp.array([1, 2]))
+
+
+class Tokens(nnx.Module):
+    def __init__(self):
+        self.tokens, self.bias = nnx.Param(W), nnx.Param(W)
+        self.head = nnx.Dict(bias=nnx.Param(W), kernel=st.View(jnp.transpose, self.tokens))
+
+
+def asked_by_nnx(wrt):
+    loss = lambda model: (model.head.kernel[...] * model.head.bias[...]).sum()
+    call = lambda model, wrt: st.grad(loss, wrt=wrt)(model)
+
+    def after(model, wrt):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(model, wrt)
+
+    return of(call, st.UntiedWarning, after, model=Tokens(), tx=optax.sgd(0.1), wrt=wrt, nnx=nnx)
 
 
 def product(model):
@@ -147,4 +178,16 @@ scenarios(
         spec=Net(Leaf(True), Leaf(st.View._unflatten(jnp.transpose, [(False,)]))),
         eqx=eqx,
     ),
+    a_parameter_of_linen_in_a_module_of_nnx=lambda: of(
+        lambda model, through, places: st.tie(model, places, through=through),
+        SharingMismatchError,
+        lambda out: out.shape == (2, 5) or 1 / 0,
+        model=linen_in_nnx(),
+        places=lambda m: (m.embed["embedding"], m.head["kernel"]),
+        through=jnp.transpose,
+        x=jnp.array([1, 2]),
+        nnx=nnx,
+    ),
+    a_filter_that_nnx_asks_about_a_view=lambda: asked_by_nnx(lambda path, value: path[0] == "tokens"),
+    a_filter_that_nnx_asks_about_a_view_alone=lambda: asked_by_nnx(lambda path, value: path[0] == "head"),
 )

@@ -82,6 +82,24 @@ def is_variable(obj: Any) -> bool:
     return isinstance(obj, loaded("flax.nnx.variablelib", "Variable") or ())
 
 
+def is_object_of_nnx(obj: Any) -> bool:
+    """Returns True for a module of NNX, an optimizer, or another instance of `nnx.Pytree`."""
+    return isinstance(obj, loaded("flax.nnx", "Pytree") or ())
+
+
+def is_optimizer_of_nnx(obj: Any) -> bool:
+    """Returns True for an `nnx.Optimizer`. Its attribute `wrt` is the filter for the variables that it trains."""
+    return isinstance(obj, loaded("flax.nnx", "Optimizer") or ())
+
+
+def wraps_linen(cls: type) -> bool:
+    """Returns True for the class of NNX modules that wrap a module of Flax Linen.
+
+    Such a module has the parameters in dicts. It passes them to Linen, and raises for what is no variable.
+    """
+    return issubclass(cls, loaded("flax.nnx.bridge", "ToNNX") or ())
+
+
 def register_as_data(cls: type) -> bool:
     """Lets NNX's objects have instances of a class as attributes with data. Returns False if NNX is not imported."""
     register = loaded("flax.nnx", "register_data_type")

@@ -33,7 +33,7 @@ from ..ties._policy_and_context import pack_alone
 from ..tree._filters import filter_of
 from ..tree._jax_tree import map as _map, map_pairs, map_updates
 from ._ties_of_parameters import OF_OPTIMIZERS, InitialTies, Models, Wording, holds_several_models, note_in_state
-from ._wrt import OF_OPTIMIZER, require_nothing_left
+from ._wrt import OF_OPTIMIZER, require_nothing_left, settle
 
 if TYPE_CHECKING:
     import optax
@@ -140,6 +140,7 @@ def optimizer_with(
     tx = optax.with_extra_args_support(tx)
     # The filter in `wrt`, which can be asked about each leaf.
     selected = None if wrt is None else filter_of(wrt, OF_OPTIMIZER)
+    settle(wrt)
     # True if a part of `tx` has a mask or labels, such as `optax.masked`.
     is_labelled = has_labels(tx)
 

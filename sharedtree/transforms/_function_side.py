@@ -44,6 +44,7 @@ from ._joining_trees import Sides, fit_leaves
 from ._leaf_groups import LeafGroup, gather_leaves, single_group
 from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
+from .checks._filters_of_nnx import report_filters_of_optimizers
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
@@ -297,6 +298,8 @@ class FunctionTrace:
         # Warns if a static value makes JAX trace again and again.
         if terms.caches_traces:
             terms.traces.add(tree, received.arguments, terms.names)
+        # Warns of filters of an `nnx.Optimizer` that ask about a path through a view.
+        report_filters_of_optimizers(self.function, tree, terms.policy)
         # Everything below reads the caller's objects, which are gone if the call has ended.
         if call is None:
             return
