@@ -317,6 +317,22 @@ def test_a_gradient_of_vanilla_transforms_is_refused_by_what_comes_next():
         st.apply_updates(tied(), gradient)
 
 
+def test_a_state_from_before_the_tie_is_refused():
+    loose = Net(W, W.T)
+    net = st.tie(loose, lambda net: (net.w, net.kernel), through=jnp.transpose)
+    gradient = st.tree.map(jnp.ones_like, net)
+    for tx in (optax.adam(0.1), optax.chain(optax.clip(1.0), optax.masked(optax.adam(0.1), Net(True, True)))):
+        tx = st.optimizer(tx)
+        with pytest.raises(SharingMismatchError, match="`.kernel` is a view") as caught:
+            tx.update(gradient, tx.init(loose), net)
+        assert caught.value.paths == (".kernel",)
+        tx.update(gradient, tx.init(net), net)
+    # An error about something else stays.
+    tx = st.optimizer(optax.adam(0.1))
+    with pytest.raises(ValueError, match="incompatible|shape"):
+        tx.update(st.tree.map(lambda x: jnp.ones(7), net), tx.init(net), net)
+
+
 def test_a_tie_that_a_function_loses_is_named():
     with pytest.warns(st.UntiedWarning, match=r"`net\.w` and `net\.kernel\.of\[0\]`"):
         st.jit(lambda net: jax.tree.map(lambda x: x + 1, net))(tied())

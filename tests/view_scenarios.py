@@ -12,6 +12,7 @@ from flax import nnx
 
 import sharedtree as st
 from sharedtree.errors import InconsistentSharingError, SharingMismatchError, ViewError
+from sharedtree.linen import TrainState
 from tests.fix_scenarios import again, of
 from tests.fixes import scenarios
 from tests.test_branches import Leaf, Net
@@ -190,4 +191,34 @@ scenarios(
     ),
     a_filter_that_nnx_asks_about_a_view=lambda: asked_by_nnx(lambda path, value: path[0] == "tokens"),
     a_filter_that_nnx_asks_about_a_view_alone=lambda: asked_by_nnx(lambda path, value: path[0] == "head"),
+    a_state_from_before_the_tie=lambda: again(
+        lambda optimizer, state, model: optimizer.update(st.tree.map(jnp.ones_like, model), state, model),
+        SharingMismatchError,
+        model=with_view(),
+        optimizer=st.optimizer(optax.adam(0.1)),
+        state=st.optimizer(optax.adam(0.1)).init(net()),
+    ),
+    a_training_state_from_before_the_tie=lambda: again(
+        lambda state: state.apply_gradients(grads=st.tree.map(jnp.ones_like, state.params)),
+        SharingMismatchError,
+        state=TrainState.create(apply_fn=None, params={"a": WIDE, "b": WIDE.T}, tx=optax.adam(0.1)).replace(
+            params=params()
+        ),
+    ),
+    an_optimizer_of_nnx_from_before_the_tie=lambda: again(
+        lambda model, optimizer: st.jit(
+            lambda model, optimizer: optimizer.update(model, st.grad(lambda m: m.head.kernel[...].sum())(model)),
+            in_place=True,
+        )(model, optimizer),
+        ValueError,
+        model=Tokens(),
+        optimizer=nnx.Optimizer(
+            nnx.Dict(head=nnx.Dict(bias=nnx.Param(W), kernel=nnx.Param(W)), tokens=nnx.Param(W), bias=nnx.Param(W)),
+            optax.adam(0.1),
+            wrt=nnx.Param,
+        ),
+        tx=optax.adam(0.1),
+        wrt=nnx.Param,
+        nnx=nnx,
+    ),
 )

@@ -354,6 +354,16 @@ class Models(NamedTuple):
         """True if one of the models has a leaf to optimise."""
         return any(any(part.is_parameter) for part in self.parts)
 
+    @property
+    def paths_of_views(self) -> list[str]:
+        """Paths of the views in the models. A view is a node for an array that is computed from others."""
+        paths: list[str] = []
+        for part in self.parts:
+            for number, (op, _) in enumerate(part.model.records):
+                if type(op) is Node and op.type.is_view:
+                    paths.append(part.model.text(number))
+        return paths
+
     def require_no_state(self) -> None:
         """Raises `ValueError` if a floating-point leaf is state. To be called if the models hold no parameters.
 
@@ -609,6 +619,7 @@ class Wording(NamedTuple):
         eagerly: fix to keep ties in an eager loop.
         meant: fix for a user who wants the ties to go: code that undoes them on purpose.
         untied_state: fix for a state without the ties of the model: sentence and code in one text.
+        new_state: code that makes a new state.
     """
 
     model: str
@@ -617,6 +628,7 @@ class Wording(NamedTuple):
     eagerly: tuple[str, str]
     meant: tuple[str, str]
     untied_state: str
+    new_state: str
 
 
 OF_OPTIMIZERS = Wording(
@@ -641,6 +653,8 @@ OF_OPTIMIZERS = Wording(
     ),
     # untied_state
     "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n    state = optimizer.init(model)",
+    # new_state
+    "    state = optimizer.init(model)",
 )
 """Words for `sharedtree.optimizer`, whose user has a model, a state and an optimizer."""
 

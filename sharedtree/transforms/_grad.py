@@ -52,7 +52,7 @@ from ._grouping_leaves import outermost_modules
 from ._in_place import commit_changes, conventions, flatten_with_changes
 from ._leaf_groups import LeafGroup, tree_like_arguments
 from ._leaf_labels import Outcomes, Treatment
-from .checks._filters_of_nnx import report_filter_of_gradient
+from .checks._optimizers_of_nnx import report_filter_of_gradient
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
 _TRANSFORMS_REFUSING_REFERENCES = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")

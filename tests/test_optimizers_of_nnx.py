@@ -1,5 +1,6 @@
-"""A filter by path that Flax NNX's optimizer asks about a path through a view: never silent, and the fix trains."""
+"""Optimizers of Flax NNX whose filter by path is asked about a path through a view, or which were made before a tie."""
 
+import functools
 import warnings
 
 import jax.numpy as jnp
@@ -146,3 +147,56 @@ def test_an_array_of_a_module_counts_as_well():
 
     with pytest.warns(st.UntiedWarning, match=r"`\.z` and `\.a\.of\[0\]`"):
         st.grad(lambda m: (m.a[...] ** 2).sum(), wrt=lambda path, value: path == ("z",))(Bare())
+
+
+# --- an optimizer from before the tie ---------------------------------------------------------------------------------
+
+
+class Square(nnx.Module):
+    def __init__(self):
+        self.a, self.b = nnx.Param(jnp.ones((2, 2))), nnx.Param(jnp.full((2, 2), 2.0))
+
+    def __call__(self, _):
+        return self.a[...] @ self.b[...]
+
+
+UNTIED = {
+    "a view that comes first": (lambda: Model("tokens"), lambda m: (m.tokens.embedding, m.head.kernel), jnp.transpose),
+    "a view that comes last": (lambda: Model("embed"), lambda m: (m.embed.embedding, m.head.kernel), jnp.transpose),
+    "a tie": (Square, lambda m: (m.a, m.b), None),
+}
+
+
+@pytest.mark.parametrize("cls", [nnx.Optimizer, nnx.ModelAndOptimizer])
+@pytest.mark.parametrize("name", UNTIED)
+def test_an_optimizer_made_before_the_tie_is_named(name, cls):
+    make, where, through = UNTIED[name]
+    untied = make()
+    optimizer = cls(untied, optax.adam(0.1), wrt=nnx.Param)
+    tied = st.tie(untied, where, through=through)
+    if cls is nnx.ModelAndOptimizer:
+        optimizer.model = tied
+
+    @functools.partial(st.jit, in_place=True)
+    def step(net, optimizer):
+        gradient = st.grad(loss)(net)
+        optimizer.update(*[gradient] if cls is nnx.ModelAndOptimizer else [net, gradient])
+
+    with pytest.raises((ValueError, TypeError)) as caught:
+        step(tied, optimizer)
+    (note,) = [note for note in caught.value.__notes__ if "before the model was tied" in note]
+    assert ("`.b`" if through is None else "`.head.kernel`") in note or "`.tokens.embedding`" in note
+    step(tied, cls(tied, optax.adam(0.1), wrt=nnx.Param))
+
+
+def test_other_errors_of_a_step_get_no_note():
+    @functools.partial(st.jit, in_place=True)
+    def step(net, optimizer):
+        raise ValueError("mine")
+
+    net = model()
+    for cls in (nnx.Optimizer, nnx.ModelAndOptimizer, lambda *_, **__: None):
+        optimizer = cls(net, optax.adam(0.1), wrt=nnx.Param)
+        with pytest.raises(ValueError, match="mine") as caught:
+            step(net, optimizer)
+        assert not getattr(caught.value, "__notes__", ())

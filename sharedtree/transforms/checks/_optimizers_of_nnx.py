@@ -1,4 +1,7 @@
-"""Filters by path that Flax NNX asks about another path than this library does.
+"""Optimizers of Flax NNX: filters by path that they ask about another path, and slots from before a tie.
+
+Filters
+-------
 
     model.head.kernel        View(transpose, w)        NNX asks the filter about      head.kernel.of[0]
     model.tokens.embedding   w                         `sharedtree.grad` asks about   tokens.embedding
@@ -10,15 +13,23 @@ see the filter: in `wrt` of a gradient, and in an `nnx.Optimizer` among the argu
 
 We cannot know which optimizer gets a gradient. So there is no warning if `sharedtree.optimizer` got the same filter.
 
+Slots
+-----
+
+An optimizer has a *slot* for each variable that the model had when the optimizer was made. If the model is tied later,
+two slots are left for one variable, and `update` fails with an error about the structure of states. That error gets a
+note if the optimizer is an argument of a function that we trace.
+
 A *record* is the number of an object in a flat DAG.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
 from ...core._errors import definition_of, report_untied
+from ...core._node_types import name_in
 from ...core._structure import FlatDag, Path
 from ...libraries._nnx import is_object_of_nnx, is_optimizer_of_nnx, is_variable
 from ...optim._wrt import OF_GRAD, is_settled, settle
@@ -85,26 +96,91 @@ def report_filters_of_optimizers(function: Callable[..., Any], arguments: FlatDa
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
     """
-    if not _has_views(arguments):
+    if _has_views(arguments):
+        models, optimizers = _models_and_optimizers(arguments)
+        for optimizer in optimizers:
+            wrt = optimizer.objects[optimizer.root].wrt
+            _report(function, models, wrt, filter_of(wrt, OF_GRAD), policy)
+
+
+def add_note_of_slots(error: Exception, arguments: FlatDag) -> None:
+    """Adds a note to an error if an `nnx.Optimizer` in the arguments was made before a model there was tied.
+
+    Args:
+        error: the error of the user's function.
+        arguments: the arguments of the function.
+    """
+    models, optimizers = _models_and_optimizers(arguments)
+    if not models or not optimizers:
         return
+    # Paths that had a slot of their own before the tie, as a filter gets them: further paths of variables, and views.
+    stale_paths: dict[tuple[Any, ...], str] = {}
+    for model in models:
+        visited: set[int] = set()
+        for number, keys, _ in _edges_in_order_of_names(model):
+            node = model.node(number)
+            is_further_path = is_variable(model.objects[number]) and number in visited
+            if is_further_path or (node is not None and node.type.is_view):
+                stale_paths[_path_of_filter(keys)] = jtu.keystr(keys)
+            visited.add(number)
+    for optimizer in optimizers:
+        node = optimizer.node(optimizer.root)
+        assert node is not None
+        slots = optimizer.child([name_in(key) for key in node.keys].index("opt_state"))
+        for number, keys, _ in _edges_in_order_of_names(slots):
+            # For example `[0].mu['head']['kernel']`, a slot of `.head.kernel`.
+            path = _path_of_filter(keys) if is_variable(optimizer.objects[number]) else ()
+            for stale_path, text in stale_paths.items():
+                if path[-len(stale_path) :] == stale_path:
+                    error.add_note(
+                        f"The optimizer has a slot for `{text}` from before the model was tied. Tie the model first, "
+                        "and then make the optimizer:\n"
+                        "    optimizer = nnx.Optimizer(model, tx, wrt=wrt)"
+                    )
+                    return
+
+
+def _models_and_optimizers(arguments: FlatDag) -> tuple[list[FlatDag], list[FlatDag]]:
+    """Returns the outermost modules of NNX in the arguments, and the optimizers. A model may be in an optimizer."""
     models: list[FlatDag] = []
-    filters: list[Any] = []
-    # The outermost objects of NNX. A model may also be in an optimizer.
+    optimizers: list[FlatDag] = []
     stack, visited = [arguments.root], set[int]()
     while stack:
         number = stack.pop()
         if number in visited:
             continue
         visited.add(number)
-        is_optimizer = is_optimizer_of_nnx(arguments.objects[number])
-        if is_optimizer:
-            filters.append(arguments.objects[number].wrt)
-        if is_object_of_nnx(arguments.objects[number]) and not is_optimizer:
+        obj = arguments.objects[number]
+        if is_optimizer_of_nnx(obj):
+            optimizers.append(arguments.below(number))
+        elif is_object_of_nnx(obj):
             models.append(arguments.below(number))
-        else:
-            stack.extend(reversed(arguments.records[number][1]))
-    for wrt in filters:
-        _report(function, models, wrt, filter_of(wrt, OF_GRAD), policy)
+            continue
+        stack.extend(reversed(arguments.records[number][1]))
+    return models, optimizers
+
+
+def _edges_in_order_of_names(model: FlatDag) -> Iterator[tuple[int, Path, bool]]:
+    """Yields the edges of a tree in the order in which NNX meets them, which is flatten order.
+
+    Yields:
+        The number of a record, its path, and True if that path leads through a view. The children of a record are
+        visited once, at its first path.
+    """
+    visited: set[int] = set()
+    stack: list[tuple[int, Path, bool]] = [(model.root, (), False)]
+    while stack:
+        number, keys, is_below_view = stack.pop()
+        yield number, keys, is_below_view
+        node = model.node(number)
+        if number in visited or node is None:
+            continue
+        visited.add(number)
+        # The array in a variable has no path of its own.
+        if not is_variable(model.objects[number]):
+            steps = zip(node.keys, model.records[number][1], strict=True)
+            is_in_view = is_below_view or node.type.is_view
+            stack.extend(reversed([(child, (*keys, key), is_in_view) for key, child in steps]))
 
 
 def _report(function: Callable[..., Any], models: Sequence[FlatDag], wrt: Any, spec: AnyFilter, policy: Policy) -> None:
@@ -184,22 +260,13 @@ def _listed_through_views(model: FlatDag) -> list[_TwoPaths]:
     nnx_keys_of: dict[int, Path] = {}
     own_keys_of: dict[int, Path] = {}
     visited: set[int] = set()
-    stack: list[tuple[int, Path, bool]] = [(model.root, (), False)]
-    while stack:
-        number, keys, is_below_view = stack.pop()
+    for number, keys, is_below_view in _edges_in_order_of_names(model):
         if number in nnx_keys_of and not is_below_view:
             own_keys_of.setdefault(number, keys)
-        if number in visited:
-            continue
+        is_array = has_arrays and model.node(number) is None
+        if number not in visited and is_below_view and (is_array or is_variable(model.objects[number])):
+            nnx_keys_of[number] = keys
         visited.add(number)
-        node = model.node(number)
-        if is_variable(model.objects[number]) or (node is None and has_arrays):
-            if is_below_view:
-                nnx_keys_of[number] = keys
-        elif node is not None:
-            steps = zip(node.keys, model.records[number][1], strict=True)
-            is_in_view = is_below_view or node.type.is_view
-            stack.extend(reversed([(child, (*keys, key), is_in_view) for key, child in steps]))
     return [_TwoPaths(model.objects[number], keys, nnx_keys_of[number]) for number, keys in own_keys_of.items()]
 
 
