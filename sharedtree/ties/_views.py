@@ -93,6 +93,8 @@ class View:
 
     Limitations: vanilla transforms and optimizers take the view apart and see two arrays, as they do with every tie.
         A gradient has a view in the same place, and reading that as an array gives the function of the gradient.
+        In a tree of labels, such as `in_axes`, shardings or a mask of optax, None for a view is the label of its array.
+        Any other label counts as at each place of a tie, so one that differs from the array's is a conflict.
     """
 
     __slots__ = ("__weakref__", "of", "through")
