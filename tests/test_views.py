@@ -471,7 +471,7 @@ def test_what_nnx_takes_apart_and_puts_together():
     assert_close(model.head.kernel[...], model.tokens.embedding[...].T)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"ref": True}, {"hijax": True}])
+@pytest.mark.parametrize("metadata", [{}, {"ref": True}])
 def test_kinds_of_variables(metadata):
     variable = nnx.Param(jnp.arange(6.0).reshape(2, 3), **metadata)
     view = st.View(jnp.transpose, variable)

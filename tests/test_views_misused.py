@@ -264,6 +264,19 @@ def test_a_parameter_of_linen_in_a_module_of_nnx_is_refused():
     assert tied.wrapped(jnp.array([1])).shape == (1, 5)
 
 
+def test_hijax_variables_are_refused():
+    """Flax 0.12.12 itself cannot differentiate a function of a module with one of them at two paths."""
+    model = nnx.Dict(a=nnx.Param(W, hijax=True), b=nnx.Param(W.T), c=nnx.Param(W))
+    for where, through in ((lambda m: (m.a, m.b), jnp.transpose), (lambda m: (m.b, m.a), jnp.transpose)):
+        with pytest.raises(SharingMismatchError, match="hijax") as caught:
+            st.tie(model, where, through=through)
+        assert caught.value.paths == (".a",)
+    with pytest.raises(SharingMismatchError, match="hijax"):
+        st.tie(model, lambda m: (m.c, m.a))
+    with pytest.raises(TypeError, match="hijax"):
+        st.View(jnp.transpose, model.a)
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
@@ -308,8 +321,10 @@ def test_a_partial_that_is_made_anew_does_not():
 # --- gradients that are split -----------------------------------------------------------------------------------------
 
 
-def test_a_gradient_of_vanilla_transforms_is_refused_by_what_comes_next():
-    gradient = jax.grad(lambda net: (st.unwrap(net).kernel @ net.w).sum())(tied())
+@pytest.mark.parametrize("grad", [jax.grad, eqx.filter_grad, lambda loss: jax.jit(jax.grad(loss))])
+def test_a_gradient_of_vanilla_transforms_is_refused_by_what_comes_next(grad):
+    loss = lambda net: (st.unwrap(net).kernel @ net.w).sum()
+    gradient = grad(loss)(tied())
     tx = st.optimizer(optax.sgd(0.1))
     with pytest.raises(SharingMismatchError, match=r"`\.w` and `\.kernel\.of\[0\]`"):
         tx.update(gradient, tx.init(tied()), tied())

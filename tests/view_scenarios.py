@@ -221,4 +221,18 @@ scenarios(
         wrt=nnx.Param,
         nnx=nnx,
     ),
+    a_hijax_variable=lambda: of(
+        lambda value: st.tie([nnx.Param(value, hijax=True), nnx.Param(value)], lambda m: m),
+        SharingMismatchError,
+        lambda variable: st.tie([variable, nnx.Param(W)], lambda m: m),
+        value=W,
+        nnx=nnx,
+    ),
+    a_view_of_a_hijax_variable=lambda: of(
+        lambda value: st.View(jnp.transpose, nnx.Param(value, hijax=True)),
+        TypeError,
+        lambda variable: st.View(jnp.transpose, variable),
+        value=W,
+        nnx=nnx,
+    ),
 )

@@ -42,6 +42,7 @@ from ..core._node_types import (
     Trained,
     is_namedtuple,
     name_in,
+    node_type_of,
 )
 from ._nnx_layouts import (
     INT_KEYS,
@@ -80,6 +81,15 @@ def writes_back(cls: Any) -> bool | None:
 def is_variable(obj: Any) -> bool:
     """Returns True if an object is an NNX `Variable`."""
     return isinstance(obj, loaded("flax.nnx.variablelib", "Variable") or ())
+
+
+def is_hijax_variable(obj: Any) -> bool:
+    """Returns True for a variable of NNX made with `hijax=True`, and for a tracer of one.
+
+    Such a variable is a value to JAX, and no pytree. Flax 0.12.12 can neither differentiate nor jit a function of a
+    module that has one at two paths.
+    """
+    return is_variable(obj) and node_type_of(obj) is None
 
 
 def is_object_of_nnx(obj: Any) -> bool:

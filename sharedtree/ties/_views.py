@@ -50,7 +50,7 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, Node, Op, Record, canonical_records
 from ..libraries._equinox import name_of
 from ..libraries._flax_linen import is_box, partition_spec_of, refuse_in_flax_files, register_as_box, sharding_of
-from ..libraries._nnx import is_variable, register_as_data, wraps_linen
+from ..libraries._nnx import is_hijax_variable, is_variable, register_as_data, wraps_linen
 from ._leaf_notes import note_tied_values
 from ._list_ties import text_of_function
 from ._policy_and_context import walk_exactly
@@ -78,7 +78,7 @@ class View:
         of: what it takes, as a tuple. Its paths end in `.of[0]`, `.of[1]`.
 
     Raises:
-        TypeError: if `through` is no function, or one of `of` is no array.
+        TypeError: if `through` is no function, or one of `of` is no array or is a hijax variable of Flax NNX.
 
     Cost: a view takes no memory. Each use computes the function again; XLA merges equal computations in one program.
 
@@ -120,6 +120,13 @@ class View:
                 raise TypeError(
                     f"`View` computes an array from arrays, and {shown(source)} is none. Name the array in it:\n"
                     "    view = sharedtree.View(jnp.transpose, model.embed.weight)"
+                )
+            if is_hijax_variable(source):
+                raise TypeError(
+                    "A hijax variable of Flax NNX cannot be in a `View`: it is a value to transforms, so the one in the "
+                    "view and the one elsewhere would be two.\n"
+                    "Make the variable without hijax:\n"
+                    "    variable = nnx.Param(value, hijax=False)"
                 )
         self._set(through, of)
         # Outside modules, transforms take arrays for values. A transform that sees a noted array twice warns of it.
