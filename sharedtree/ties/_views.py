@@ -123,8 +123,8 @@ class View:
                 )
             if is_hijax_variable(source):
                 raise TypeError(
-                    "A hijax variable of Flax NNX cannot be in a `View`: it is a value to transforms, so the one in the "
-                    "view and the one elsewhere would be two.\n"
+                    "A hijax variable of Flax NNX cannot be in a `View`: it is a value to transforms, so the one in "
+                    "the view and the one elsewhere would be two.\n"
                     "Make the variable without hijax:\n"
                     "    variable = nnx.Param(value, hijax=False)"
                 )
