@@ -1,5 +1,6 @@
 """Optimizers of Flax NNX whose filter by path is asked about a path through a view, or which were made before a tie."""
 
+import contextlib
 import functools
 import warnings
 
@@ -125,6 +126,26 @@ def test_a_traced_step_tells_of_the_filter_that_the_optimizer_alone_has(cls):
 
     with pytest.warns(st.UntiedWarning, match=r"\.step`"):
         st.jit(step, in_place=True)(net, optimizer)
+
+
+def test_an_optimizer_of_ones_own_is_left_alone():
+    class Own(nnx.Optimizer):
+        def __init__(self):
+            self.rate = nnx.OptState(jnp.array(0.1))
+
+    def fail(net, optimizer):
+        raise ValueError("mine")
+
+    for function in (lambda net, optimizer: net(TOKENS), fail):
+        with contextlib.nullcontext() if function is not fail else pytest.raises(ValueError, match="mine"):
+            st.jit(function, in_place=True)(model(), Own())
+
+
+def test_a_filter_that_only_nnx_takes_is_left_alone():
+    net = model()
+    for wrt in (lambda path, value, more=(): 1, lambda *path_and_value: "tokens"):
+        optimizer = nnx.Optimizer(net, optax.sgd(1.0), wrt=wrt)
+        st.jit(lambda net, optimizer: net(TOKENS), in_place=True)(net, optimizer)
 
 
 def test_policies():

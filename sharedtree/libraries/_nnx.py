@@ -98,8 +98,11 @@ def is_object_of_nnx(obj: Any) -> bool:
 
 
 def is_optimizer_of_nnx(obj: Any) -> bool:
-    """Returns True for an `nnx.Optimizer`. Its attribute `wrt` is the filter for the variables that it trains."""
-    return isinstance(obj, loaded("flax.nnx", "Optimizer") or ())
+    """Returns True for an `nnx.Optimizer`, after its `__init__`.
+
+    Its attribute `wrt` is the filter for the variables that it trains, and `opt_state` has their slots.
+    """
+    return isinstance(obj, loaded("flax.nnx", "Optimizer") or ()) and {"wrt", "opt_state"} <= vars(obj).keys()
 
 
 def wraps_linen(cls: type) -> bool:

@@ -23,6 +23,7 @@ note if the optimizer is an argument of a function that we trace.
 A *record* is the number of an object in a flat DAG.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -100,7 +101,9 @@ def report_filters_of_optimizers(function: Callable[..., Any], arguments: FlatDa
         models, optimizers = _models_and_optimizers(arguments)
         for optimizer in optimizers:
             wrt = optimizer.objects[optimizer.root].wrt
-            _report(function, models, wrt, filter_of(wrt, OF_GRAD), policy)
+            # NNX may take a filter that this library does not. Nobody has asked us about it.
+            with contextlib.suppress(TypeError):
+                _report(function, models, wrt, filter_of(wrt, OF_GRAD), policy)
 
 
 def add_note_of_slots(error: Exception, arguments: FlatDag) -> None:
