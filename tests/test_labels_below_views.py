@@ -178,6 +178,38 @@ def test_a_variable_of_nnx_with_two_answers_is_refused():
         st.grad(lambda net: (net.head[...] ** 2).sum(), wrt=Net(False, True, True))(net)
 
 
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [model, lambda: {"head": st.View(jnp.transpose, W), "embed": W, "bias": jnp.ones(2)}])
+def test_a_state_keeps_by_the_own_path(make):
+    kept = st.state(make(), keep=lambda path, value: path[0] == "embed")
+    assert kept["embed"] is kept["head"]["of"][0] is W
+    assert kept["bias"] == ()
+    kept = st.state(make(), keep=lambda path, value: path[0] == "head")
+    assert kept["embed"] == kept["head"]["of"][0] == ()
+
+
+@forms
+def test_a_tree_of_booleans_for_a_state(form):
+    kept = st.state(model(), keep=Net(form(None), True, False))
+    assert kept["embed"] is kept["head"]["of"][0] is W
+    for embed in (True, False):
+        with pytest.raises(InconsistentSharingError, match=r"`\.head\.of\[0\]`"):
+            st.state(model(), keep=Net(form(not embed), embed, True))
+
+
+def test_a_state_of_variables_and_of_views_of_views():
+    variable = nnx.Param(W)
+    inner = st.View(jnp.transpose, variable)
+    tree = {"a": st.View(jnp.negative, inner), "b": inner, "c": variable}
+    assert st.state(tree, keep=lambda path, value: path == ("c",))["a"]["of"][0]["of"][0] is W
+    assert st.state(tree, keep=lambda path, value: path[0] != "c")["c"] == ()
+    # The array has no place of its own here, but the view has.
+    loose = {"a": st.View(jnp.negative, inner), "b": inner}
+    assert st.state(loose, keep=lambda path, value: path[0] == "b")["a"]["of"][0]["of"][0] is W
+
+
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 

@@ -317,7 +317,7 @@ class _Questions:
 
         is_below_view = visit.is_below_view or op.type.is_view
         # A None for a view holds for all below it.
-        if is_below_view and _has_no_answer(visit.spec):
+        if is_below_view and has_no_answer(visit.spec):
             parts: Sequence[AnyFilter] = [visit.spec] * len(children)
         else:
             parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
@@ -342,11 +342,11 @@ class _Questions:
         if own_visit is None:
             return visit
         # Parts of a prefix that are one boolean or one function are one filter.
-        has_answer_of_own = visit.spec is not own_visit.spec and not _has_no_answer(visit.spec)
+        has_answer_of_own = visit.spec is not own_visit.spec and not has_no_answer(visit.spec)
         return visit._replace(place=own_visit.place) if has_answer_of_own else own_visit
 
 
-def _has_no_answer(spec: AnyFilter) -> bool:
+def has_no_answer(spec: AnyFilter) -> bool:
     """Returns True for a part of a prefix that is None."""
     return isinstance(spec, FilterPrefix) and spec.tree is None
 
