@@ -209,6 +209,8 @@ _WORDING = Wording(
     "    state = state.replace(opt_state=fresh)\n"
     "Or, if the slots of tied parameters are equal, tie them:\n"
     "    state = state.replace(opt_state=sharedtree.retie(state.opt_state, like=fresh))",
+    new_state="    fresh = sharedtree.optimizer(state.tx).init(state.params)\n"
+    "    state = state.replace(opt_state=fresh)",
 )
 
 

@@ -184,7 +184,7 @@ def test_a_drawing_shows_the_function():
 
 
 def test_a_mask_meets_the_array_at_its_own_place():
-    for chosen, spec in ((True, ViewFirst(False, True)), (False, ViewFirst(True, False))):
+    for chosen, spec in ((True, ViewFirst(None, True)), (False, ViewFirst(None, False))):
         kept, rest = st.tree.partition(model(), spec)
         assert (kept.embed is W) is chosen
         assert (kept.decoder.of[0] is W) is chosen
@@ -209,7 +209,7 @@ def test_arguments_apart_are_labelled_apart():
 def test_optax_labels_and_masks():
     optax = pytest.importorskip("optax")
     tx = st.optimizer(
-        optax.multi_transform({"train": optax.sgd(1.0), "freeze": optax.set_to_zero()}, ViewFirst("freeze", "train"))
+        optax.multi_transform({"train": optax.sgd(1.0), "freeze": optax.set_to_zero()}, ViewFirst(None, "train"))
     )
     gradient = st.tree.map(jnp.ones_like, model())
     updates, _ = tx.update(gradient, tx.init(model()), model())
@@ -223,8 +223,8 @@ def mesh():
 
 
 def test_a_view_follows_the_sharding_of_its_array(mesh):
-    rows, whole = NamedSharding(mesh, PartitionSpec("d", None)), NamedSharding(mesh, PartitionSpec())
-    prefix = ViewFirst(whole, rows)
+    rows = NamedSharding(mesh, PartitionSpec("d", None))
+    prefix = ViewFirst(None, rows)
     placed = [
         st.device_put(model(), prefix),
         st.device_put(model(), rows),

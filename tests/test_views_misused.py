@@ -5,6 +5,7 @@ import operator
 import warnings
 
 import equinox as eqx
+import flax.linen as nn
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -235,6 +236,46 @@ def test_variables_of_nnx_are_named_themselves():
         st.tie(model, lambda m: (m.a.get_raw_value(), m.b.get_raw_value()), through=jnp.transpose)
 
 
+class OfLinen(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(5, name="head")(nn.Embed(5, 3, name="embed")(tokens))
+
+
+class AroundLinen(nnx.Module):
+    def __init__(self, rngs):
+        self.tokens = nnx.Embed(5, 3, rngs=rngs)
+        self.wrapped = nnx.bridge.lazy_init(nnx.bridge.ToNNX(OfLinen(), rngs), jnp.array([1]))
+        self.layer = nnx.Linear(3, 5, rngs=rngs)
+
+
+def test_a_parameter_of_linen_in_a_module_of_nnx_is_refused():
+    model = AroundLinen(nnx.Rngs(0))
+    with pytest.raises(SharingMismatchError, match=r"`\.wrapped\.head\['kernel'\]` cannot be a view") as caught:
+        st.tie(model, lambda m: (m.wrapped.embed["embedding"], m.wrapped.head["kernel"]), through=jnp.transpose)
+    assert "lambda p: (p['embed']['embedding'], p['head']['kernel'])" in str(caught.value)
+    assert "state = model.wrapped.to_nnx__module, nnx.state(model.wrapped, nnx.Param)" in str(caught.value)
+    with pytest.raises(SharingMismatchError, match="by a module of NNX"):
+        st.tie(model, lambda m: (m.tokens.embedding, m.wrapped.head["kernel"]), through=jnp.transpose)
+    # A layer of NNX may be computed from a parameter of Linen.
+    tied = st.tie(model, lambda m: (m.wrapped.embed["embedding"], m.layer.kernel), through=jnp.transpose)
+    np.testing.assert_array_equal(tied.layer.kernel[...], tied.wrapped.embed["embedding"][...].T)
+    assert tied.wrapped(jnp.array([1])).shape == (1, 5)
+
+
+def test_hijax_variables_are_refused():
+    """Flax 0.12.12 itself cannot differentiate a function of a module with one of them at two paths."""
+    model = nnx.Dict(a=nnx.Param(W, hijax=True), b=nnx.Param(W.T), c=nnx.Param(W))
+    for where, through in ((lambda m: (m.a, m.b), jnp.transpose), (lambda m: (m.b, m.a), jnp.transpose)):
+        with pytest.raises(SharingMismatchError, match="hijax") as caught:
+            st.tie(model, where, through=through)
+        assert caught.value.paths == (".a",)
+    with pytest.raises(SharingMismatchError, match="hijax"):
+        st.tie(model, lambda m: (m.c, m.a))
+    with pytest.raises(TypeError, match="hijax"):
+        st.View(jnp.transpose, model.a)
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
@@ -279,13 +320,31 @@ def test_a_partial_that_is_made_anew_does_not():
 # --- gradients that are split -----------------------------------------------------------------------------------------
 
 
-def test_a_gradient_of_vanilla_transforms_is_refused_by_what_comes_next():
-    gradient = jax.grad(lambda net: (st.unwrap(net).kernel @ net.w).sum())(tied())
+@pytest.mark.parametrize("grad", [jax.grad, eqx.filter_grad, lambda loss: jax.jit(jax.grad(loss))])
+def test_a_gradient_of_vanilla_transforms_is_refused_by_what_comes_next(grad):
+    loss = lambda net: (st.unwrap(net).kernel @ net.w).sum()
+    gradient = grad(loss)(tied())
     tx = st.optimizer(optax.sgd(0.1))
     with pytest.raises(SharingMismatchError, match=r"`\.w` and `\.kernel\.of\[0\]`"):
         tx.update(gradient, tx.init(tied()), tied())
     with pytest.raises(SharingMismatchError, match=r"`\.w` and `\.kernel\.of\[0\]`"):
         st.apply_updates(tied(), gradient)
+
+
+def test_a_state_from_before_the_tie_is_refused():
+    loose = Net(W, W.T)
+    net = st.tie(loose, lambda net: (net.w, net.kernel), through=jnp.transpose)
+    gradient = st.tree.map(jnp.ones_like, net)
+    for tx in (optax.adam(0.1), optax.chain(optax.clip(1.0), optax.masked(optax.adam(0.1), Net(True, True)))):
+        tx = st.optimizer(tx)
+        with pytest.raises(SharingMismatchError, match="`.kernel` is a view") as caught:
+            tx.update(gradient, tx.init(loose), net)
+        assert caught.value.paths == (".kernel",)
+        tx.update(gradient, tx.init(net), net)
+    # An error about something else stays.
+    tx = st.optimizer(optax.adam(0.1))
+    with pytest.raises(ValueError, match="incompatible|shape"):
+        tx.update(st.tree.map(lambda x: jnp.ones(7), net), tx.init(net), net)
 
 
 def test_a_tie_that_a_function_loses_is_named():

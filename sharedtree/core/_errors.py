@@ -346,6 +346,7 @@ def report_untied(
         fixes: Lines of text and code. Code is indented by four spaces.
         paths: The paths, for programs that catch the error.
         verb: for the first sentence. "lost" if the tie is gone. "cut" if gradients or labels separate its places.
+            "passed over" if an optimizer of another library looks at one of its places only.
         count: The number of ties.
         may_wait: True defers the warning to the end of the innermost trace in progress in this thread, if there is one.
             The transform that runs the trace checks its result for lost ties, too. If it finds the same loss, it drops

@@ -32,11 +32,14 @@ class Label(NamedTuple):
         record: the number of the record of the leaf.
         label: the label that the prefix has for it.
         path: the first path on which the leaf has this label.
+        view_path: the path of the view on that path, if the leaf is also outside of views. Otherwise None. Of nested
+            views it is the outermost.
     """
 
     record: int
     label: Any
     path: Path
+    view_path: Path | None = None
 
 
 class Branch:
@@ -105,8 +108,9 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
     as one label if they are one object. For numbers this means nothing, because Python shares small numbers. So a
     number is yielded for each edge to the leaf.
 
-    A *view* is a node for a result computed from its leaves (`NodeType.is_view`). If a leaf is below a view and also
-    outside views, only its labels outside are yielded.
+    A *view* is a node for a result computed from its leaves (`NodeType.is_view`). Labels below views come last. So the
+    first label of a leaf is one outside of views, if it has any there. The others tell by `Label.view_path` that they
+    are below a view, and callers may ignore them.
 
     Args:
         prefix: the prefix tree.
@@ -124,21 +128,17 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
     # A shared node under the same part of the prefix gets the same labels again. So each pair is visited once, and this
     # has, for each part of the prefix, the numbers of the records that it has reached.
     reached: IdentityDict[set[int]] = IdentityDict()
-    # Each entry is (number of a record, part of the prefix for it, path).
-    stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
+    # Each entry is (number of a record, part of the prefix for it, path, path of the outermost view on that path).
+    stack: list[tuple[int, Any, Path, Path | None]] = [(tree.root, prefix, path, None)]
     # What is below views comes last, when it is known which records also have a place outside of views.
-    below_views: list[tuple[int, Any, Path]] = []
+    below_views: list[tuple[int, Any, Path, Path | None]] = []
     with_place_outside_views: set[int] = set()
-    # True from the moment when only places below views are left.
-    is_below_view = False
     while stack or below_views:
         if not stack:
-            stack, below_views, is_below_view = below_views[::-1], [], True
-        number, part, part_path = stack.pop()
-        if not is_below_view:
+            stack, below_views = below_views[::-1], []
+        number, part, part_path, view_path = stack.pop()
+        if view_path is None:
             with_place_outside_views.add(number)
-        elif number in with_place_outside_views:
-            continue
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
         reached_by_part = reached.setdefault(part, set())
@@ -149,7 +149,7 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
         # A leaf. An object of the caller, the only other record that is no node, gets no label.
         if type(node) is not Node:
             if op is LEAF or type(op) is Static:
-                yield Label(number, part, part_path)
+                yield Label(number, part, part_path, view_path if number in with_place_outside_views else None)
             continue
         # A node. A label holds for all of its children, and a node of the prefix has one part for each child.
         if type(part) is not Branch and is_label(part):
@@ -158,7 +158,9 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
             parts = prefixes_of_children(part, node, len(children), name, part_path)
         # Children are pushed in reverse, so that they come off the stack in flatten order.
         steps = tuple(zip(node.keys, children, parts, strict=True))
-        entries = [(child, child_part, (*part_path, key)) for key, child, child_part in steps]
+        if node.type.is_view and view_path is None:
+            view_path = part_path
+        entries = [(child, child_part, (*part_path, key), view_path) for key, child, child_part in steps]
         if node.type.is_view:
             below_views.extend(entries)
         else:

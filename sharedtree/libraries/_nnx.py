@@ -42,6 +42,7 @@ from ..core._node_types import (
     Trained,
     is_namedtuple,
     name_in,
+    node_type_of,
     under_present_names,
 )
 from ._nnx_layouts import (
@@ -81,6 +82,36 @@ def writes_back(cls: Any) -> bool | None:
 def is_variable(obj: Any) -> bool:
     """Returns True if an object is an NNX `Variable`."""
     return isinstance(obj, loaded("flax.nnx.variablelib", "Variable") or ())
+
+
+def is_hijax_variable(obj: Any) -> bool:
+    """Returns True for a variable of NNX made with `hijax=True`, and for a tracer of one.
+
+    Such a variable is a value to JAX, and no pytree. Flax 0.12.12 can neither differentiate nor jit a function of a
+    module that has one at two paths.
+    """
+    return is_variable(obj) and node_type_of(obj) is None
+
+
+def is_object_of_nnx(obj: Any) -> bool:
+    """Returns True for a module of NNX, an optimizer, or another instance of `nnx.Pytree`."""
+    return isinstance(obj, loaded("flax.nnx", "Pytree") or ())
+
+
+def is_optimizer_of_nnx(obj: Any) -> bool:
+    """Returns True for an `nnx.Optimizer`, after its `__init__`.
+
+    Its attribute `wrt` is the filter for the variables that it trains, and `opt_state` has their slots.
+    """
+    return isinstance(obj, loaded("flax.nnx", "Optimizer") or ()) and {"wrt", "opt_state"} <= vars(obj).keys()
+
+
+def wraps_linen(cls: type) -> bool:
+    """Returns True for the class of NNX modules that wrap a module of Flax Linen.
+
+    Such a module has the parameters in dicts. It passes them to Linen, and raises for what is no variable.
+    """
+    return issubclass(cls, loaded("flax.nnx.bridge", "ToNNX") or ())
 
 
 def register_as_data(cls: type) -> bool:

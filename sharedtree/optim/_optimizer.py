@@ -15,6 +15,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
@@ -33,7 +34,7 @@ from ..ties._policy_and_context import pack_alone
 from ..tree._filters import filter_of
 from ..tree._jax_tree import map as _map, map_pairs, map_updates
 from ._ties_of_parameters import OF_OPTIMIZERS, InitialTies, Models, Wording, holds_several_models, note_in_state
-from ._wrt import OF_OPTIMIZER, require_nothing_left
+from ._wrt import OF_OPTIMIZER, require_nothing_left, settle
 
 if TYPE_CHECKING:
     import optax
@@ -140,6 +141,7 @@ def optimizer_with(
     tx = optax.with_extra_args_support(tx)
     # The filter in `wrt`, which can be asked about each leaf.
     selected = None if wrt is None else filter_of(wrt, OF_OPTIMIZER)
+    settle(wrt)
     # True if a part of `tx` has a mask or labels, such as `optax.masked`.
     is_labelled = has_labels(tx)
 
@@ -188,6 +190,11 @@ def optimizer_with(
         except (TypeError, ValueError) as error:
             if "None" in str(error) and (without_gradient := models.missing_in(updates)):
                 raise _no_gradient(without_gradient) from error
+            # A state from before a tie through a function has a slot in the place of each view.
+            if (views := models.paths_of_views) and not _fits(
+                cut_state, inner(models), cut_updates if cut_params is None else cut_params
+            ):
+                raise _state_before_views(views, wording) from error
             raise
         # Some transformations lose the slot without an error: a momentum becomes None if its gradient is None.
         if jtu.tree_structure(new_state) != jtu.tree_structure(cut_state):
@@ -214,6 +221,36 @@ def _no_gradient(paths: Sequence[str]) -> SharingMismatchError:
         "gradient of each leaf that it trains. Give it the same filter, and a new state:\n"
         "    tx = sharedtree.optimizer(tx, wrt=wrt)\n"
         "    state = tx.init(model)",
+        paths,
+    )
+
+
+def _fits(state: Any, tx: Any, params: Any) -> bool:
+    """Returns True if a state has the structure of a new one.
+
+    Args:
+        state: a state for cut models.
+        tx: the transformation for cut models.
+        params: a cut model.
+    """
+    try:
+        new_state = jax.eval_shape(tx.init, params)
+    except Exception:  # noqa: BLE001 -- the error of the update says more
+        return True
+    return jtu.tree_structure(new_state) == jtu.tree_structure(state)
+
+
+def _state_before_views(paths: Sequence[str], wording: Wording) -> SharingMismatchError:
+    """Returns the error for a state made before the model had these views, or other ones.
+
+    Args:
+        paths: paths of the views in the model.
+        wording: words for messages.
+    """
+    return SharingMismatchError(
+        f"The optimizer's state does not fit the model, in which {listed(paths)} "
+        f"{'is a view' if len(paths) == 1 else 'are views'}.\n"
+        f"A view has no slot of its own. Tie the model first, and then make the state:\n{wording.new_state}",
         paths,
     )
 

@@ -144,7 +144,7 @@ class Parameters(NamedTuple):
             first_answers: dict[int, tuple[bool, Path]] = {}
             # A prefix of the model with the answers, which `labels` looks up at every path of every leaf.
             answers = selection(model, wrt, "params")
-            for record, answer, path in labels(answers, dag, lambda part: isinstance(part, bool), "wrt"):
+            for record, answer, path, _ in labels(answers, dag, lambda part: isinstance(part, bool), "wrt"):
                 first_answer, first_path = first_answers.setdefault(record, (answer, path))
                 if is_parameter[record] and answer != first_answer:
                     selected_path, omitted_path = (first_path, path) if first_answer else (path, first_path)
@@ -211,12 +211,17 @@ class Parameters(NamedTuple):
         absent = [place for place in places if self.is_parameter[place.record] and _is_nothing(place.obj)]
         return [jtu.keystr(place.path) for place in absent]
 
-    def cut_labels(self, tree: Any, name: str) -> Any:
+    def cut_labels(self, tree: Any, name: str, *, is_of_function: bool = False) -> Any:
         """Returns a mask, or another prefix of the model with a label for each parameter, as a cut tree.
+
+        A parameter may also be below a view, a node for an array that is computed from it. A label None there follows
+        the label at the parameter's own place.
 
         Args:
             tree: the mask or prefix. A single label is returned unchanged.
             name: name of the transformation's parameter, for errors.
+            is_of_function: True if a function of the user returned the prefix. Such functions often go by path, and a
+                rule by path holds for the parameter's own place, so all labels below views follow it.
 
         Raises:
             InconsistentSharingError: if a parameter has different labels at two of its paths.
@@ -227,10 +232,13 @@ class Parameters(NamedTuple):
         _forbid_state_of_nnx(tree, self.model, name)
         # Record → the label at its first path, and that path.
         first_labels: dict[int, tuple[Any, Path]] = {}
-        for record, label, path in labels(tree, self.model, self.is_label, name):
+        for record, label, path, view_path in labels(tree, self.model, self.is_label, name):
+            if view_path is not None and (is_of_function or _is_nothing(label)):
+                continue
             first_label, first_path = first_labels.setdefault(record, (label, path))
             if self.is_parameter[record] and not _are_equal(first_label, label):
-                raise _two_labels(jtu.keystr(first_path), jtu.keystr(path), first_label, label, name)
+                advice = "" if view_path is None else _label_by_name(name)
+                raise _two_labels(jtu.keystr(first_path), jtu.keystr(path), first_label, label, name, advice)
         # A prefix can lack nodes of the model, so the labels are put into a copy of the model without values.
         empty_nodes: list[Any] = []
         for op, children in self.model.records:
@@ -346,6 +354,16 @@ class Models(NamedTuple):
         """True if one of the models has a leaf to optimise."""
         return any(any(part.is_parameter) for part in self.parts)
 
+    @property
+    def paths_of_views(self) -> list[str]:
+        """Paths of the views in the models. A view is a node for an array that is computed from others."""
+        paths: list[str] = []
+        for part in self.parts:
+            for number, (op, _) in enumerate(part.model.records):
+                if type(op) is Node and op.type.is_view:
+                    paths.append(part.model.text(number))
+        return paths
+
     def require_no_state(self) -> None:
         """Raises `ValueError` if a floating-point leaf is state. To be called if the models hold no parameters.
 
@@ -455,7 +473,7 @@ class Models(NamedTuple):
             # The function sees the whole model, unless the model has too many paths to be walked as a tree.
             if pattern.num_paths > MAX_WHOLE or not pattern.matches(tree):
                 return mask(tree)
-            return pattern.cut_labels(mask(pattern.whole(tree)), name)
+            return pattern.cut_labels(mask(pattern.whole(tree)), name, is_of_function=True)
 
         return labels_of
 
@@ -536,14 +554,37 @@ def _two_objects(first_path: str, second_path: str, name: str, advice: str) -> S
     )
 
 
+def _label_by_name(name: str) -> str:
+    """Returns the fix for a mask that has a label of its own for a view: a rule asked once for each parameter.
+
+    Args:
+        name: name of the transformation's parameter.
+    """
+    return (
+        "A view has the label of the array that it is computed from. A rule by name is asked at the array's own path "
+        "by\n"
+        f"    {name} = sharedtree.tree.map_with_path(rule, model)\n"
+    )
+
+
 def _two_labels(
-    first_path: str, second_path: str, first_label: Any, second_label: Any, name: str
+    first_path: str, second_path: str, first_label: Any, second_label: Any, name: str, advice: str
 ) -> InconsistentSharingError:
-    """Returns the error for a mask with two labels for one parameter of the model."""
+    """Returns the error for a mask with two labels for one parameter of the model.
+
+    Args:
+        first_path: path of the first label.
+        second_path: path of the second label.
+        first_label: the first label.
+        second_label: the second label.
+        name: name of the transformation's parameter.
+        advice: whole lines before the usual fix. May be empty.
+    """
     return InconsistentSharingError(
         f"`{first_path}` and `{second_path}` are one parameter of the model, but the transformation's `{name}` has "
         f"{shown(first_label)} at the first path and {shown(second_label)} at the second.\n"
-        "A tied parameter is updated once, in one way. Give it one value at all of its paths, or untie it first:\n"
+        f"A tied parameter is updated once, in one way. {advice}Give it one value at all of its paths, or untie it "
+        "first:\n"
         f"    model = sharedtree.untie(model, lambda m: m{second_path})",
         (first_path, second_path),
         (shown(first_label), shown(second_label)),
@@ -580,6 +621,7 @@ class Wording(NamedTuple):
         eagerly: fix to keep ties in an eager loop.
         meant: fix for a user who wants the ties to go: code that undoes them on purpose.
         untied_state: fix for a state without the ties of the model: sentence and code in one text.
+        new_state: code that makes a new state.
     """
 
     model: str
@@ -588,6 +630,7 @@ class Wording(NamedTuple):
     eagerly: tuple[str, str]
     meant: tuple[str, str]
     untied_state: str
+    new_state: str
 
 
 OF_OPTIMIZERS = Wording(
@@ -611,7 +654,8 @@ OF_OPTIMIZERS = Wording(
         "    model = sharedtree.untie(model)\n    state = optimizer.init(model)",
     ),
     # untied_state
-    "To change a state, use `sharedtree.tree.map`, which keeps ties. Or begin with a new state:\n"
+    "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n    state = optimizer.init(model)",
+    # new_state
     "    state = optimizer.init(model)",
 )
 """Words for `sharedtree.optimizer`, whose user has a model, a state and an optimizer."""

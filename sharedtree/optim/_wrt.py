@@ -3,11 +3,12 @@
 Filters are described in `tree/_filters.py`.
 """
 
+import contextlib
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core._by_identity import IdentitySet
+from ..core._by_identity import IdentitySet, WeakIdentityDict
 from ..core._errors import definition_of
 from ..core._node_types import argument_and_filter
 from ..core._printing import shown
@@ -89,6 +90,30 @@ def _functions_in(wrt: Any) -> list[Any]:
     if isinstance(wrt, (list, tuple)):
         return [function for part in wrt for function in _functions_in(part)]
     return [wrt] if callable(wrt) and not isinstance(typing.get_origin(wrt) or wrt, type) else []
+
+
+def settle(wrt: Any) -> None:
+    """Notes that no warning is to say where Flax NNX would ask this filter.
+
+    Either there was a warning, or `sharedtree.optimizer` has the filter. Then it trains what `sharedtree.grad` with the
+    same filter differentiates, and no optimizer of NNX asks.
+
+    Args:
+        wrt: the filter, as the user wrote it. Its functions are noted.
+    """
+    for function in _functions_in(wrt):
+        # Functions written in C need not allow a weak reference.
+        with contextlib.suppress(TypeError):
+            _settled_functions[function] = True
+
+
+def is_settled(wrt: Any) -> bool:
+    """Returns True if `settle` has noted all functions of a filter."""
+    return all(_settled_functions.get(function) for function in _functions_in(wrt))
+
+
+_settled_functions: WeakIdentityDict[bool] = WeakIdentityDict()
+"""Functions of filters, each mapped to True. See `settle`."""
 
 
 def require_no_prefix_filter(argnums: Any) -> None:

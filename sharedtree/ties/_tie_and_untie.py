@@ -23,6 +23,7 @@ from ..core._printing import shown
 from ..core._sharing import Mismatch, copy_of_leaf, merge_records, pairs, pairs_of_one_shape
 from ..core._static_values import Static, distinguishing_text
 from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical_records, edges
+from ..libraries._nnx import is_hijax_variable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
 from ._ties_that_are_missing import kind_of
@@ -46,10 +47,10 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         A new tree with new nodes, whose arrays are the same objects as those of `tree`.
 
     Raises:
-        SharingMismatchError: if the nodes differ in class, statics, shape or dtype, or if one is the array in a
-            variable of Flax NNX. Also if `where` returns fewer than two nodes or an object that is not in the tree, or
-            if its result depends on leaves. With `through`, if `through` does not return the shape and dtype of the
-            last node.
+        SharingMismatchError: if the nodes differ in class, statics, shape or dtype. Also if one is the array in a
+            variable of Flax NNX, or a hijax variable, or if `where` returns fewer than two nodes or an object that is
+            not in the tree, or if its result depends on leaves. With `through`, if `through` does not return the shape
+            and dtype of the last node, or if the last node is a parameter of Linen in an `nnx.bridge.ToNNX`.
         TypeError: if `where` or `through` is no function, for example because the arguments are in the wrong order.
 
     Cost: two walks over the nodes. Nothing is copied. `through` is traced once for its shape, and not run.
@@ -78,6 +79,7 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
             f"`where` returned {'1 node' if targets else '0 nodes'}, and a tie needs two or more:\n"
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
+    _require_no_hijax(flat, targets)
     if through is not None:
         return _tied_through(flat, targets, through)
     _require_no_values(flat, targets)
@@ -145,6 +147,19 @@ def _built(flat: FlatDag) -> Any:
     table: list[Any] = []
     build(flat.records, list(flat.leaves.values()), table)
     return table[-1]
+
+
+def _require_no_hijax(flat: FlatDag, targets: Sequence[int]) -> None:
+    """Raises `SharingMismatchError` if a node to tie is a hijax variable of Flax NNX: transforms would lose the tie."""
+    paths = [flat.text(target) for target in targets if is_hijax_variable(flat.objects[target])]
+    if paths:
+        raise SharingMismatchError(
+            f"{' and '.join(f'`{path}`' for path in paths)} cannot be tied: a hijax variable of Flax NNX is a value to "
+            "transforms, and two of its paths are two values.\n"
+            "Make the variable without hijax:\n"
+            "    variable = nnx.Param(value, hijax=False)",
+            paths,
+        )
 
 
 def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments: str = "") -> None:

@@ -39,6 +39,7 @@ from ..core._node_types import (
     PLAIN,
     Library,
     carries_identity,
+    name_in,
     node_type_of,
     node_type_of_class,
     node_types_by_class,
@@ -49,7 +50,7 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, Node, Op, Record, canonical_records
 from ..libraries._equinox import name_of
 from ..libraries._flax_linen import is_box, partition_spec_of, refuse_in_flax_files, register_as_box, sharding_of
-from ..libraries._nnx import is_variable, register_as_data
+from ..libraries._nnx import is_hijax_variable, is_variable, register_as_data, wraps_linen
 from ._leaf_notes import note_tied_values
 from ._list_ties import text_of_function
 from ._policy_and_context import walk_exactly
@@ -77,7 +78,7 @@ class View:
         of: what it takes, as a tuple. Its paths end in `.of[0]`, `.of[1]`.
 
     Raises:
-        TypeError: if `through` is no function, or one of `of` is no array.
+        TypeError: if `through` is no function, or one of `of` is no array or is a hijax variable of Flax NNX.
 
     Cost: a view takes no memory. Each use computes the function again; XLA merges equal computations in one program.
 
@@ -92,6 +93,8 @@ class View:
 
     Limitations: vanilla transforms and optimizers take the view apart and see two arrays, as they do with every tie.
         A gradient has a view in the same place, and reading that as an array gives the function of the gradient.
+        In a tree of labels, such as `in_axes`, shardings or a mask of optax, None for a view is the label of its array.
+        Any other label counts as at each place of a tie, so one that differs from the array's is a conflict.
     """
 
     __slots__ = ("__weakref__", "of", "through")
@@ -118,6 +121,13 @@ class View:
                 raise TypeError(
                     f"`View` computes an array from arrays, and {shown(source)} is none. Name the array in it:\n"
                     "    view = sharedtree.View(jnp.transpose, model.embed.weight)"
+                )
+            if is_hijax_variable(source):
+                raise TypeError(
+                    "A hijax variable of Flax NNX cannot be in a `View`: it is a value to transforms, so the one in "
+                    "the view and the one elsewhere would be two.\n"
+                    "Make the variable without hijax:\n"
+                    "    variable = nnx.Param(value, hijax=False)"
                 )
         self._set(through, of)
         # Outside modules, transforms take arrays for values. A transform that sees a noted array twice warns of it.
@@ -539,7 +549,8 @@ def with_view(
 
     Raises:
         SharingMismatchError: if the view would not have the shape and dtype of the target, if one of the records is no
-            array, if the target is a view, or if a source is computed from the target.
+            array, if the target is a view, if it is a parameter of Linen in a module of NNX, or if a source is computed
+            from the target.
     """
     _require_arrays(flat, [*sources, target])
     if isinstance(flat.objects[target], View):
@@ -551,6 +562,7 @@ def with_view(
             f"    model = sharedtree.tree.at(lambda m: m{path}, model, array)",
             (path,),
         )
+    _require_not_in_bridge(flat, sources, target)
     _require_no_cycle(flat, sources, target)
     _require_shape(flat, sources, target, through)
 
@@ -586,6 +598,46 @@ def _require_arrays(flat: FlatDag, numbers: Sequence[int]) -> None:
             "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)",
             (path,),
         )
+
+
+def _require_not_in_bridge(flat: FlatDag, sources: Sequence[int], target: int) -> None:
+    """Raises `SharingMismatchError` if the target is a parameter of a Linen module that an NNX module wraps.
+
+    `nnx.bridge.ToNNX` passes variables to Linen and refuses views. It sets changed state as attributes, so `unwrap`,
+    which returns a new module, would lose this state.
+    """
+    for number, (op, _) in enumerate(flat.records):
+        if type(op) is not Node or not wraps_linen(op.type.cls):
+            continue
+        # Record of a variable → its path below the module, for example `['decoder']['kernel']`, as in Linen.
+        path_of: dict[int, str] = {}
+        stack = [(number, "")]
+        while stack:
+            record, path = stack.pop()
+            is_first_visit = record not in path_of
+            path_of.setdefault(record, path)
+            node = flat.node(record)
+            if is_first_visit and node is not None and (record == number or node.type.is_plain):
+                steps = zip(node.keys, flat.records[record][1], strict=True)
+                stack.extend((child, f"{path}[{name_in(key)!r}]") for key, child in steps)
+        if target not in path_of:
+            continue
+        model_path = flat.text(number)
+        text = (
+            f"`{flat.text(target)}` cannot be a view: it is a parameter of Linen in a `{op.type.cls.__name__}` of NNX, "
+            "which passes only variables on.\n"
+        )
+        if not all(source in path_of for source in sources):
+            fix = "Replace the Linen module by a module of NNX. Its layers read views."
+        else:
+            places = ", ".join([f"p{path_of[record]}" for record in (*sources, target)])
+            fix = (
+                "Tie the parameters of the Linen module, and call that module:\n"
+                f"    module, state = model{model_path}.to_nnx__module, nnx.state(model{model_path}, nnx.Param)\n"
+                f"    params = sharedtree.tie(nnx.to_pure_dict(state), lambda p: ({places}), through=through)\n"
+                "    out = module.apply({'params': params}, x)"
+            )
+        raise SharingMismatchError(text + fix, (flat.text(target),))
 
 
 def _require_no_cycle(flat: FlatDag, sources: Sequence[int], target: int) -> None:

@@ -45,6 +45,7 @@ from ._leaf_groups import LeafGroup, gather_leaves, single_group
 from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
 from .checks._lost_changes import DeferredLosses, FunctionBeingTraced, Loss, applied_to, walked_bound_module
+from .checks._optimizers_of_nnx import add_note_of_slots, report_filters_of_optimizers
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
 from .checks._tied_values import report_tied_values
@@ -290,6 +291,8 @@ class FunctionTrace:
             except (TypeError, ValueError) as error:
                 # If JAX refused a `View`, the note says so.
                 add_note_of_views(error, tree)
+                # If an optimizer of NNX was made before its model was tied, the note says so.
+                add_note_of_slots(error, tree)
                 raise
             change_detector.check_bound_module(bound_module, code_of_bound_method)
             is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
@@ -307,6 +310,8 @@ class FunctionTrace:
         # Warns if a static value makes JAX trace again and again.
         if terms.caches_traces:
             terms.history.traces.add(tree, received.arguments, terms.names)
+        # Warns of filters of an `nnx.Optimizer` that ask about a path through a view.
+        report_filters_of_optimizers(self.function, tree, terms.policy)
         # Everything below reads the caller's objects, which are gone if the call has ended.
         if call is None:
             return

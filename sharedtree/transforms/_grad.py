@@ -52,6 +52,7 @@ from ._grouping_leaves import outermost_modules
 from ._in_place import commit_changes, conventions, flatten_with_changes
 from ._leaf_groups import LeafGroup, tree_like_arguments
 from ._leaf_labels import Outcomes, Treatment
+from .checks._optimizers_of_nnx import report_filter_of_gradient
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
 _TRANSFORMS_REFUSING_REFERENCES = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
@@ -199,6 +200,11 @@ class GradTransform(FunctionTransform):
             self.raise_vanilla_error(args, kwargs)
         call = super().enter(args, kwargs, policy)
         positions = self.differentiated_positions(len(args))
+        # Warn of a filter that NNX's optimizer would ask about another path.
+        if self._filter is not None and self._filter.asks_for_path:
+            root = call.tree.root
+            models = [call.tree.below(call.tree.records[root][1][i]) for i in positions]
+            report_filter_of_gradient(self.function, models, self.all_options["wrt"], self._filter, policy)
         # Warn of parts that the gradient will lack.
         if call.plan.cuts:
             gradient = Gradient(

@@ -15,7 +15,8 @@ and `-1` make no conflict if they resolve to the same axis.
 Outcomes are stored as integers. As nested tuples they would be as large as the unfolded tree.
 
 A *view* is an object that is computed from an array, such as the transpose of a weight. If the array also occurs in the
-same argument outside of views, those places alone give it its labels. Otherwise the labels on the way to the view hold.
+same argument outside of views, a label None on the way through the view is that of the first such place. Every other
+label counts, as at each place of a plain tie.
 
 The end of the file has the error for a conflict that is refused. A DAG of depth 60 can have 2^60 paths to one leaf. So
 only edges that lead to the leaf are followed, and the error names at most the first eight paths of each treatment.
@@ -226,14 +227,10 @@ class Outcomes:
         children = self._children.get(visit)
         if children is None:
             children = self._find_children(visit)
-            # Below a view, replace the visit of each record that also occurs outside of views.
+            # Below a view, replace each visit under None if its record also occurs outside of views.
             own_places = self._own_places.get(visit)
             if own_places is not None:
-                # The other children are below the view, too.
-                for child in children:
-                    if child.record not in own_places:
-                        self._own_places.setdefault(child, own_places)
-                children = [own_places.get(child.record, child) for child in children]
+                children = [self._with_label_of_own_place(child, own_places) for child in children]
             self._children[visit] = children
         return children
 
@@ -327,6 +324,21 @@ class Outcomes:
                     self._own_places.setdefault(visit, first_visits)
                 else:
                     stack.extend(reversed(self.children(visit)))
+
+    def _with_label_of_own_place(self, visit: Visit, own_places: dict[int, Visit]) -> Visit:
+        """Returns the visit that gives a record below a view its label.
+
+        Args:
+            visit: a visit below a view.
+            own_places: record that occurs outside of views → its first visit there.
+        """
+        own_visit = own_places.get(visit.record)
+        part = self._parts[visit.part]
+        if own_visit is not None and part is None and self.treatment.is_label(part):
+            return own_visit
+        # Its children are below the view, too.
+        self._own_places.setdefault(visit, own_places)
+        return visit
 
     def _raise_unfit(self) -> NoReturn:
         """Raises the error for a prefix that does not fit the tree.

@@ -315,18 +315,40 @@ class _Questions:
             """Splits a part of the prefix into one part for each child. Raises if it does not fit the node."""
             return prefixes_of_children(part, op, len(children), self._words.option, visit.keys)
 
-        parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
+        is_below_view = visit.is_below_view or op.type.is_view
+        # A None for a view holds for all below it.
+        if is_below_view and has_no_answer(visit.spec):
+            parts: Sequence[AnyFilter] = [visit.spec] * len(children)
+        else:
+            parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
         visits: list[_FilterVisit] = []
         for key, child, part in zip(op.keys, children, parts, strict=True):
             # NNX's path of the array in a variable is the path of the variable.
             step = () if place.variable is not None else (step_of_path(key),)
             child_place = place._replace(path=(*place.path, *step))
-            is_below_view = visit.is_below_view or op.type.is_view
             child_visit = _FilterVisit(child, (*visit.keys, key), child_place, part, is_below_view=is_below_view)
-            # An array that a view is computed from is asked about at its place outside the view, if it has one. So
-            # `head.kernel.of[0]` is selected if and only if `embed.embedding`, the same array, is.
-            visits.append(self._visits_outside_views.get(child, child_visit) if is_below_view else child_visit)
+            visits.append(self._at_own_place(child_visit) if is_below_view else child_visit)
         return visits
+
+    def _at_own_place(self, visit: _FilterVisit) -> _FilterVisit:
+        """Returns the visit to ask about in place of one below a view.
+
+        An array that a view is computed from may have a place of its own, outside views. A function is asked about the
+        array at this place. So a rule by path that selects `embed.embedding` also selects `head.kernel.of[0]`, the same
+        array. A tree of booleans may have another answer for the view than for the array. Then that answer counts, too,
+        unless it is None.
+        """
+        own_visit = self._visits_outside_views.get(visit.record)
+        if own_visit is None:
+            return visit
+        # Parts of a prefix that are one boolean or one function are one filter.
+        has_answer_of_own = visit.spec is not own_visit.spec and not has_no_answer(visit.spec)
+        return visit._replace(place=own_visit.place) if has_answer_of_own else own_visit
+
+
+def has_no_answer(spec: AnyFilter) -> bool:
+    """Returns True for a part of a prefix that is None."""
+    return isinstance(spec, FilterPrefix) and spec.tree is None
 
 
 def _joined(answers: Sequence[Any]) -> Any:

@@ -7,11 +7,11 @@ from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._hidden_arrays import refuse_hidden_arrays_in_records
-from ..core._node_types import require_registered
+from ..core._node_types import node_type_of, require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
 from ..core._sharing import text_with_keys
-from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical_records
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
 from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, LeafPlace, filter_or_prefix, how_to_select, strings_in
@@ -152,10 +152,13 @@ def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -
     # If the tree is a list, a list of as many filters would be taken for a tree prefix. A tuple would not.
     fix = code_that_selects(unselected_paths, spec, OF_TREE.name, "()" if isinstance(tree, list) else "[]")
     if isinstance(spec, FilterPrefix):
-        fix = (
-            "Select it at all of its paths, or at none:\n"
-            f"    spec = eqx.tree_at(lambda m: (m{path1}, m{path2}), spec, replace_fn=lambda _: True)\n"
-        )
+        fix = "Select it at all of its paths, or at none. "
+        # A boolean may stand for a whole node, so that the prefix ends above one of the paths.
+        if _has_path(spec.tree, first.keys) and _has_path(spec.tree, second.keys):
+            fix = (
+                "Select it at all of its paths, or at none:\n"
+                f"    spec = eqx.tree_at(lambda m: (m{path1}, m{path2}), spec, replace_fn=lambda _: True)\n"
+            )
     return InconsistentSharingError(
         f"`{path1}` and `{path2}` are one object, but for `filter_spec` it is {treatments[0]} at the first path and "
         f"{treatments[1]} at the second.\n"
@@ -163,6 +166,19 @@ def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -
         (path1, path2),
         treatments,
     )
+
+
+def _has_path(tree: Any, keys: Path) -> bool:
+    """Returns True if a path leads to an object of a tree."""
+    for key in keys:
+        node_type = node_type_of(tree)
+        if node_type is None:
+            return False
+        children = dict(zip(node_type.keys_of(tree), node_type.take_apart(tree)[0], strict=True))
+        if key not in children:
+            return False
+        tree = children[key]
+    return True
 
 
 def _raise_no_tag(walked: FlatDag, filter_spec: Any) -> NoReturn:

@@ -4,6 +4,9 @@ A state has more leaves than a tree: static attributes, and the results of funct
 is asked about the parts of *forms*, and not about the records of a packed tree. The form of an object lists its parts,
 children and static attributes; see `_state_forms`.
 
+A *view* is a node for an array that is computed from others. If an object below a view is also elsewhere, a function is
+asked about that place only, its *own* place. A tree of filters may have another answer for the view, which then counts.
+
     Linear(weight=w, name="out")   under  lambda path, value: path[-1] == "name"    {"weight": (), "name": "out"}
 """
 
@@ -17,7 +20,7 @@ from ...core._errors import InconsistentSharingError
 from ...core._node_types import carries_identity, is_module, node_type_of
 from ...core._prefix_trees import raise_prefix_mismatch
 from ...core._structure import Path
-from .._asking_filters import MOST_REPEATED_VISITS, ROOT, PartsOfPrefix, step_of_path, too_many_paths
+from .._asking_filters import MOST_REPEATED_VISITS, ROOT, PartsOfPrefix, has_no_answer, step_of_path, too_many_paths
 from .._filters import AnyFilter, LeafPlace, Option, is_one_filter
 from ._state_forms import Form, form_of, is_state_leaf
 
@@ -33,12 +36,14 @@ class _Occurrence(NamedTuple):
         keys: the path as key entries, for errors.
         place: data for the filter: the path as names and indices, the variable and the module that hold the object.
         spec: the filter, or the part of a tree prefix of filters that belongs here.
+        is_below_view: True if the path leads through a view.
     """
 
     obj: Any
     keys: Path
     place: LeafPlace
     spec: AnyFilter
+    is_below_view: bool = False
 
 
 class _Answer(NamedTuple):
@@ -76,6 +81,8 @@ class KeptLeaves:
         self._answers: dict[tuple[int, int], _Answer] = {}
         # Array → answer. Two objects may hold one array, so that the map above has it twice.
         self._answers_of_arrays: IdentityDict[_Answer] = IdentityDict()
+        # Object → its first occurrence outside views.
+        self._own_places: IdentityDict[_Occurrence] = IdentityDict()
         root = _Occurrence(tree, (), ROOT, spec)
         if forms[tree] is None:
             # A tree that is a leaf has no holder.
@@ -97,8 +104,18 @@ class KeptLeaves:
         visited: set[tuple[int, int, int, int]] = set()
         num_repeated = 0
         stack = [root]
-        while stack:
+        # Views are visited last, when all places outside views are known.
+        views: list[_Occurrence] = []
+        is_outside = True
+        while stack or views:
+            if not stack:
+                stack, views, is_outside = views[::-1], [], False
             visit = stack.pop()
+            if is_outside:
+                self._own_places.setdefault(visit.obj, visit)
+                if _is_view(visit.obj):
+                    views.append(visit)
+                    continue
             # The ids are of living objects: objects are alive in the forms, and filters in the parts of the prefix.
             key = id(visit.obj), id(visit.place.variable), id(visit.place.holder), id(visit.spec)
             if key in visited:
@@ -113,11 +130,14 @@ class KeptLeaves:
                 if self._forms[occurrence.obj] is not None:
                     stack.append(occurrence)
                 elif is_state_leaf(occurrence.obj):
+                    if is_outside and carries_identity(occurrence.obj):
+                        self._own_places.setdefault(occurrence.obj, occurrence)
                     self._ask_about((id(visit.obj), index), occurrence)
 
     def _parts_of(self, visit: _Occurrence) -> list[_Occurrence]:
         """Returns the parts of an object, each with its path and its filter."""
-        obj, keys, place, spec = visit
+        obj, keys, place, spec, is_below_view = visit
+        is_below_view = is_below_view or _is_view(obj)
         form = self._forms[obj]
         assert form is not None
         # Inside a variable of NNX, the variable stays the value that filters are asked about.
@@ -126,15 +146,32 @@ class KeptLeaves:
             is_variable = node_type is not None and node_type.convention == "variable"
             place = place._replace(holder=obj, variable=obj if is_variable else None)
         # One filter for each part of the object. If the filter is a tree prefix, `below` calls the lambda to divide it.
-        specs = self._parts.below(spec, type(obj), len(form.parts), keys, lambda part: _split(part, obj, form, keys))
+        if is_below_view and has_no_answer(spec):
+            specs: Sequence[AnyFilter] = [spec] * len(form.parts)
+        else:
+            specs = self._parts.below(
+                spec, type(obj), len(form.parts), keys, lambda part: _split(part, obj, form, keys)
+            )
         visits: list[_Occurrence] = []
         for index, (part, part_spec) in enumerate(zip(form.parts, specs, strict=True)):
             # Empty if the path of the part is the path of the object.
             key = form.keys[index : index + 1]
             # The path for filters ends at the variable, as in NNX.
             step = () if place.variable is not None else tuple(map(step_of_path, key))
-            visits.append(_Occurrence(part, (*keys, *key), place._replace(path=(*place.path, *step)), part_spec))
+            part_place = place._replace(path=(*place.path, *step))
+            occurrence = _Occurrence(part, (*keys, *key), part_place, part_spec, is_below_view)
+            visits.append(self._at_own_place(occurrence) if is_below_view else occurrence)
         return visits
+
+    def _at_own_place(self, occurrence: _Occurrence) -> _Occurrence:
+        """Returns the occurrence to ask about in place of one below a view."""
+        own_occurrence = self._own_places.get(occurrence.obj)
+        if own_occurrence is None:
+            return occurrence
+        # Parts of a prefix that are one boolean or one function are one filter.
+        if occurrence.spec is own_occurrence.spec or has_no_answer(occurrence.spec):
+            return own_occurrence
+        return occurrence._replace(place=own_occurrence.place)
 
     def _ask_about(self, slot: tuple[int, int], visit: _Occurrence) -> None:
         """Asks the filter about a leaf, and records the answer.
@@ -155,6 +192,12 @@ class KeptLeaves:
             if first_answer.is_kept != answer.is_kept:
                 # The kept one goes first.
                 raise _conflict_error(*((answer, first_answer) if answer.is_kept else (first_answer, answer)))
+
+
+def _is_view(obj: Any) -> bool:
+    """Returns True for a view."""
+    node_type = node_type_of(obj)
+    return node_type is not None and node_type.is_view
 
 
 def _split(part: Any, obj: Any, form: Form, keys: Path) -> Sequence[Any]:
