@@ -36,7 +36,7 @@ from ...libraries._nnx import is_object_of_nnx, is_optimizer_of_nnx, is_variable
 from ...optim._wrt import OF_GRAD, is_settled, settle
 from ...ties._policy_and_context import Policy
 from ...tree._asking_filters import step_of_path
-from ...tree._filters import AnyFilter, Filter, FilterPrefix, Place, filter_of
+from ...tree._filters import AnyFilter, Filter, FilterPrefix, LeafPlace, filter_of
 
 
 class _TwoPaths(NamedTuple):
@@ -238,7 +238,7 @@ def _disagreements(model: FlatDag, spec: Filter) -> list[_Disagreement]:
     for paths in _listed_through_views(model):
         # NNX passes the variable, or an array that is in none.
         variable = paths.variable if is_variable(paths.variable) else None
-        place = Place((), paths.variable if variable is None else variable.get_value(), variable, variable)
+        place = LeafPlace((), paths.variable if variable is None else variable.get_value(), variable, variable)
         try:
             is_selected = spec.selects(place._replace(path=_path_of_filter(paths.own_keys)))
             is_selected_by_nnx = spec.selects(place._replace(path=_path_of_filter(paths.nnx_keys)))
