@@ -328,6 +328,10 @@ font-variant-numeric:tabular-nums}
 # Attribute of the cells of each column.
 _CLASS_ATTRIBUTES = tuple([' class="sharedtree-number"' if i in _NUMBER_COLUMNS else "" for i in range(len(HEADS))])
 
+# Indices of the columns from left to right. Of a table that is wider than its page only the left part is in view, so
+# the marks of ties stand beside the paths.
+_HTML_ORDER = (0, 8, 1, 2, 3, 4, 5, 6, 7)
+
 # Number of the next table of this process.
 _table_numbers = itertools.count(1)
 
@@ -354,8 +358,8 @@ def _html_pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str
     # Marks of the ties whose first place has a row, so that a link can lead there.
     linked_marks = {row.mark for row in shown if not row.is_again}
     size = outline.description.size
-    is_shown = {"state": size.state > 0, "optimizer": size.optimizer_state > 0}
-    columns = [i for i, head in enumerate(HEADS) if is_shown.get(head, True)]
+    is_shown = {"state": size.state > 0, "optimizer": size.optimizer_state > 0, "tie": bool(outline.ties)}
+    columns = [i for i in _HTML_ORDER if is_shown.get(HEADS[i], True)]
     yield f'<div class="sharedtree-summary"><style>{_STYLE}</style><table><thead><tr>'
     for i in columns:
         yield f"<th{_CLASS_ATTRIBUTES[i]}>{HEADS[i]}</th>"

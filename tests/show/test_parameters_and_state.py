@@ -270,15 +270,16 @@ class Cells(html.parser.HTMLParser):
 
 
 def test_html_has_the_columns_that_are_not_empty():
-    common = ["path", "class", "shape", "dtype", "parameters"]
-    for tree, columns in [
-        (language_model(3), []),
-        (equinox_model(), ["state"]),
-        (training(), ["optimizer"]),
-        (linen_state(), ["state", "optimizer"]),
+    common = ["class", "shape", "dtype", "parameters"]
+    # Ties stand in the second column, which is in view on a narrow page.
+    for tree, ties, uses in [
+        (language_model(3), ["tie"], []),
+        (equinox_model(), [], ["state"]),
+        (training(), ["tie"], ["optimizer"]),
+        (linen_state(), [], ["state", "optimizer"]),
     ]:
         cells = Cells(st.summary(tree)._repr_html_())
-        assert cells.heads == [*common, *columns, "bytes", "tie"]
+        assert cells.heads == ["path", *ties, *common, *uses, "bytes"]
         assert set(cells.rows[1:]) == {len(cells.heads)}
 
 
