@@ -308,22 +308,26 @@ def _tie_lines(tie: TieShown, width: int | None) -> Iterator[Line]:
 TIE_COLOUR = "color-mix(in srgb,currentColor 50%,#e07000)"
 """CSS of the colour of ties: half the colour of the page's text, so it can be read on light and on dark pages."""
 
+# `TABLE` is the table with the lines below it. It stands for a selector as strong as one with an id, although no element
+# has that id. For a notebook has rules for all its tables, which would align paths at the right and take away their
+# indentation: in JupyterLab `.jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown) td`.
 _STYLE = """
-.sharedtree-summary{color:inherit;font-size:13px;line-height:1.45;overflow-x:auto;--sharedtree-tie:TIE_COLOUR}
-.sharedtree-summary table{border-collapse:collapse;border:0;color:inherit;font:inherit;margin:0}
-.sharedtree-summary th,.sharedtree-summary td{border:0;border-bottom:1px solid #8884;padding:1px 10px 1px 0;
-text-align:left;white-space:pre;background:none;color:inherit}
-.sharedtree-summary th{border-bottom:2px solid #8888;font-weight:600}
-.sharedtree-summary td:first-child,.sharedtree-summary code{font-family:ui-monospace,monospace;background:none;
-color:inherit}
-.sharedtree-summary td.sharedtree-number,.sharedtree-summary th.sharedtree-number{text-align:right;
+TABLE{color:inherit;font-size:13px;line-height:1.45;overflow-x:auto;--sharedtree-tie:TIE_COLOUR}
+TABLE table{border-collapse:collapse;border:0;color:inherit;font:inherit;margin:0;table-layout:auto}
+TABLE tr{background:none}TABLE thead{border:0}
+TABLE th,TABLE td{border:0;border-bottom:1px solid #8884;padding:1px 10px 1px 0;
+text-align:left;white-space:pre;background:none;color:inherit;line-height:inherit;max-width:none}
+TABLE th{border-bottom:2px solid #8888;font-weight:600}
+TABLE td:first-child,TABLE code{font-family:ui-monospace,monospace;background:none;
+color:inherit}TABLE code{padding:0}
+TABLE td.sharedtree-number,TABLE th.sharedtree-number{text-align:right;
 font-variant-numeric:tabular-nums}
-.sharedtree-summary a:is(:link,:visited,:hover){color:var(--sharedtree-tie);text-decoration:underline;font-weight:600}
-.sharedtree-summary b{color:var(--sharedtree-tie);border:1.5px solid;border-radius:4px;padding:0 4px}
-.sharedtree-summary a b{color:inherit}
-.sharedtree-summary tr:target,.sharedtree-summary li:target{outline:2px solid var(--sharedtree-tie)}
-.sharedtree-summary ul{list-style:none;padding:0;margin:4px 0 0}.sharedtree-summary p{margin:6px 0 0}
-""".replace("TIE_COLOUR", TIE_COLOUR)
+TABLE a:is(:link,:visited,:hover){color:var(--sharedtree-tie);text-decoration:underline;font-weight:600}
+TABLE b{color:var(--sharedtree-tie);border:1.5px solid;border-radius:4px;padding:0 4px}
+TABLE a b{color:inherit}
+TABLE tr:target,TABLE li:target{outline:2px solid var(--sharedtree-tie)}
+TABLE ul{list-style:none;padding:0;margin:4px 0 0}TABLE p{margin:6px 0 0}
+""".replace("TABLE", ":is(.sharedtree-summary,#sharedtree-none)").replace("TIE_COLOUR", TIE_COLOUR)
 
 # Attribute of the cells of each column.
 _CLASS_ATTRIBUTES = tuple([' class="sharedtree-number"' if i in _NUMBER_COLUMNS else "" for i in range(len(HEADS))])

@@ -2,6 +2,7 @@
 
 import html.parser
 import importlib
+import re
 import sys
 
 import equinox as eqx
@@ -298,3 +299,13 @@ def test_two_drawings_in_a_page_refer_to_nothing_in_each_other():
     cells = Cells(st.draw(language_model(3))._repr_html_())
     assert (cells.names, cells.links) == ([], [])
     assert "url(#" not in st.draw(language_model(3)).svg
+
+
+def test_the_style_outranks_that_of_a_notebook_for_all_tables():
+    style = re.search("<style>(.*?)</style>", st.summary(language_model(1))._repr_html_(), re.DOTALL)[1]
+    selectors = [selector for rule in re.findall(r"([^{}]+)\{", style) for selector in re.split(r",(?![^(]*\))", rule)]
+    assert len(selectors) > 10
+    # As strong as a selector with an id. That of JupyterLab has two classes and an element.
+    strong = ":is(.sharedtree-summary,#sharedtree-none)"
+    assert [selector for selector in selectors if not selector.strip().startswith(strong)] == []
+    assert "sharedtree-none" not in st.summary(language_model(1))._repr_html_().replace(style, "")
