@@ -308,9 +308,9 @@ def _tie_lines(tie: TieShown, width: int | None) -> Iterator[Line]:
 TIE_COLOUR = "color-mix(in srgb,currentColor 50%,#e07000)"
 """CSS of the colour of ties: half the colour of the page's text, so it can be read on light and on dark pages."""
 
-# `TABLE` is the table with the lines below it. It stands for a selector as strong as one with an id, although no element
-# has that id. For a notebook has rules for all its tables, which would align paths at the right and take away their
-# indentation: in JupyterLab `.jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown) td`.
+# `TABLE` is the table with the lines below it. It stands for a selector as strong as one with an id, although no
+# element has that id. For a notebook has rules for all its tables, which would align paths at the right and take away
+# their indentation: in JupyterLab `.jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown) td`.
 _STYLE = """
 TABLE{color:inherit;font-size:13px;line-height:1.45;overflow-x:auto;--sharedtree-tie:TIE_COLOUR}
 TABLE table{border-collapse:collapse;border:0;color:inherit;font:inherit;margin:0;table-layout:auto}
