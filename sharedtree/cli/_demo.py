@@ -570,7 +570,7 @@ class Report:
         head = f"After {len(self.twin.losses)} steps"
         comparison = [f"{head:<18}{'tied, by sharedtree':<21}untied twin, by Equinox and optax"]
         comparison += [f"{name:<18}{tied:<21}{untied}".rstrip() for name, (tied, untied) in self.comparison().items()]
-        table = "\n".join(f"{name:<18}{value}" for name, value in self.rows().items())
+        table = "\n".join(f"{name:<16}{value}" for name, value in self.rows().items())
         sections = ("The model was given", prompt, "and wrote on", sample, "\n".join(comparison), table)
         return "\n\n".join(sections)
 
@@ -578,7 +578,7 @@ class Report:
         """Returns the rows of the first printed table: name of a measurement → tied model, untied twin."""
         twin, gradient = self.twin, self.twin.gradient
         apart = f"two, {twin.difference:.0%} of their size apart"
-        parts = f"{gradient.embed:.4f} and {gradient.head:.4f}, {self._sum()}"
+        parts = f"{gradient.embed:.3f}, {gradient.head:.3f}; {self._sum()}"
         is_one = _TIE in [tie.paths for tie in self.ties_after]
 
         def more(tied: int, untied: int) -> tuple[str, str]:
@@ -591,13 +591,13 @@ class Report:
             "parameters": more(self.parameters, twin.parameters),
             "optimizer bytes": more(self.optimizer_bytes, twin.optimizer_bytes),
             "checkpoint bytes": more(self.file_bytes, twin.file_bytes),
-            "first gradient": (f"norm {gradient.tied:.4f}", parts),
+            "first gradient": (f"norm {gradient.tied:.3f}", parts),
         }
 
     def _sum(self) -> str:
         """Says whether the gradient of the tied table is the sum of the twin's two."""
         error = self.twin.gradient.error
-        return "whose sum is the tied one" if error < _MOST_ERROR else f"whose sum DIFFERS by {error:.1%}"
+        return "their sum is the tied one" if error < _MOST_ERROR else f"their sum DIFFERS by {error:.1%}"
 
     def rows(self) -> dict[str, str]:
         """Returns the rows of the second printed table: name of a measurement → its result, in words."""
