@@ -53,6 +53,7 @@ def _add_demo(commands: Any) -> None:
         "demo",
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}, on the help texts of Python, in about a minute on two cores. "
+        "Beside it, for some steps, trains an untied twin with Equinox and optax alone: its two weights drift apart. "
         "Saves a checkpoint on the way, loads it, and goes on from it too. Fails if the tie is lost, if training goes "
         "on differently from the file, if the train step is traced more than once, or if nothing is learnt.",
     )

@@ -412,6 +412,29 @@ def test_audit_of_a_file_that_names_what_it_may_not(command, saved):
     assert st.load(path, trusted=[pair, colour])["colour"] is Colour.RED
 
 
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_audit_cuts_places_for_a_terminal_and_never_a_verdict(command, saved, monkeypatch, width):
+    path = saved({f"{'layers' * 10}[{i}]": Pair(i, jax.nn.relu) for i in range(3)})
+    monkeypatch.delenv("COLUMNS", raising=False)
+    whole = command("audit", path)[1].splitlines()
+    assert max(map(len, whole)) > 200
+    monkeypatch.setenv("COLUMNS", str(width))
+    status, out, err = command("audit", path)
+    assert (status, err) == (1, "")
+    lines = out.splitlines()
+    # The head and the two names.
+    for line, full in zip(lines[:3], whole[:3], strict=True):
+        verdict = full[: whole[0].index("  at")].rstrip()
+        assert line.startswith(verdict)
+        if width == 160:
+            assert len(line) <= width
+            assert line == full or line.endswith(" ...")
+        else:
+            assert line == verdict
+    # What to do is whole.
+    assert lines[3:] == whole[3:]
+
+
 def test_trouble_is_one_message_and_status_2(command, tmp_path, tied):
     data = pathlib.Path(tied).read_bytes()
     for name, content in {

@@ -124,28 +124,106 @@ def test_the_report_counts_each_array_once(report):
     perceptron = (width * 4 * width + 4 * width) + (4 * width * width + width)
     norms = 3 * 2 * width
     assert report.parameters == 256 * width + attention + perceptron + norms
-    assert report.parameters_untied == report.parameters + 256 * width
+    assert report.twin.parameters == report.parameters + 256 * width
     two_moments, two_counts = 2 * 4, 2 * 4
     assert report.optimizer_bytes == two_moments * report.parameters + two_counts
-    assert report.optimizer_bytes_untied - report.optimizer_bytes == two_moments * 256 * width
+    assert report.twin.optimizer_bytes - report.optimizer_bytes == two_moments * 256 * width
+
+
+def vanilla_twin(num_steps):
+    """The twin, trained once more by `jax.jit` on a flat list of arrays, with AdamW written out.
+
+    Returns the two tables, the losses, and the first gradients of the two tables.
+    """
+    model = new_model()
+    leaves, treedef = jax.tree.flatten(eqx.filter(model, eqx.is_array))
+    static = eqx.filter(model, eqx.is_array, inverse=True)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(model)]
+    paths = [path for path in paths if path.endswith(("weight", "bias"))]
+    embed, head = paths.index(".embed.weight"), paths.index(".head.weight")
+
+    def loss(leaves, windows):
+        model = eqx.combine(jax.tree.unflatten(treedef, leaves), static)
+        logits = jax.vmap(model)(windows[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
+
+    value_and_grad = jax.jit(jax.value_and_grad(loss))
+    first = [np.zeros(leaf.shape) for leaf in leaves]
+    second = [np.zeros(leaf.shape) for leaf in leaves]
+    generator, data, losses, gradients = np.random.default_rng(SEED), python_help().train, [], []
+    for step in range(num_steps):
+        windows = random_windows(data, TINY.batch, TINY.context + 1, generator)
+        value, gradient = value_and_grad(leaves, windows)
+        losses.append(float(value))
+        gradients.append(gradient)
+        rate = 3e-3 / 2 if step == 0 else 3e-3 * (1 + math.cos(math.pi * (step - 1) / STEPS)) / 2
+        for i, part in enumerate(gradient):
+            part, leaf = np.asarray(part, np.float64), np.asarray(leaves[i], np.float64)
+            first[i] = 0.9 * first[i] + 0.1 * part
+            second[i] = 0.99 * second[i] + 0.01 * part**2
+            mean, variance = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.99 ** (step + 1))
+            leaves[i] = jnp.asarray(leaf - rate * (mean / (np.sqrt(variance) + 1e-8) + 0.01 * leaf), jnp.float32)
+    return leaves[embed], leaves[head], losses, gradients[0][embed], gradients[0][head]
+
+
+@pytest.mark.slow
+def test_the_twin_drifts_as_vanilla_jax_lets_it_drift(demo):
+    twin, (embed, head, losses, *gradients) = demo.report.twin, vanilla_twin(STEPS)
+    np.testing.assert_allclose(twin.losses, losses, rtol=1e-4)
+    apart = np.linalg.norm(embed - head) / np.linalg.norm(embed)
+    assert twin.difference == pytest.approx(apart, rel=1e-3)
+    assert apart > 0.05
+    # The first step begins with one model. Later ones do not.
+    assert twin.losses[0] == pytest.approx(demo.report.losses[0], rel=1e-6)
+    assert abs(twin.losses[-1] - demo.report.losses[-1]) > 1e-4
+    norms = [np.linalg.norm(gradient) for gradient in (gradients[0] + gradients[1], *gradients)]
+    np.testing.assert_allclose(twin.gradient[:3], norms, rtol=1e-3)
+    assert 0 <= twin.gradient.error < 1e-5
+    assert norms[0] > max(norms[1:])
+
+
+@pytest.mark.slow
+def test_the_tied_model_stays_one_object(demo):
+    model = demo.last.checkpoint.model
+    assert model.embed is model.head
+    assert np.linalg.norm(model.embed.weight - model.head.weight) == 0
+    assert demo.report.comparison()[".embed, .head"][0] == "one object"
 
 
 @pytest.mark.slow
 def test_the_report_shows_what_it_holds(report):
     assert (report.resumed_differences, report.resumed_steps) == ((), 5)
     text = str(report)
-    numbers = (*report.file_bytes, report.resumed_steps, report.optimizer_bytes, report.parameters_untied)
+    twin = report.twin
+    sizes = (report.parameters, report.optimizer_bytes, report.file_bytes)
+    twin_sizes = (twin.parameters, twin.optimizer_bytes, twin.file_bytes)
+    more = [big - small for small, big in zip(sizes, twin_sizes, strict=True)]
+    numbers = (*sizes, *twin_sizes, *more, report.resumed_steps)
     losses = f"{report.validation_loss:.3f}", f"{report.unigram_loss:.3f}"
+    losses += f"{report.losses.mean():.3f}", f"{twin.losses.mean():.3f}"
     lines = report.prompt.splitlines()[0], report.sample.splitlines()[0]
-    for expected in (".embed is .head", "bit for bit", *losses, *lines, *[f"{number:,}" for number in numbers]):
+    apart = f"two, {100 * twin.difference:.0f}% of their size apart"
+    tables = text[text.index("After 10 steps") :]
+    assert max(map(len, tables.splitlines())) <= 80
+    for expected in (
+        ".embed is .head",
+        "one object",
+        apart,
+        "their sum is the tied one",
+        "bit for bit",
+        *losses,
+        *lines,
+        *[f"{number:,}" for number in numbers],
+    ):
         assert expected in text
 
 
 @pytest.mark.slow
 def test_what_should_not_be_is_a_failure(report, model):
-    full = {"quick": False, "unigram_loss": 3.0, "first_loss": 9.0}
-    quick = {"unigram_loss": 3.0, "first_loss": 5.0}
-    sizes = report.file_bytes
+    full = {"quick": False, "unigram_loss": 3.0, "losses": np.full(3, 9.0)}
+    quick = {"unigram_loss": 3.0, "losses": np.full(3, 5.0)}
+    twin = report.twin
+    half_a_gradient = twin._replace(gradient=twin.gradient._replace(error=0.5))
     cases = [
         ({"ties_after": st.ties(st.untie(model))}, [".embed is .head", "After: none"]),
         ({"ties_before": (), "ties_after": ()}, ["tie"]),
@@ -153,7 +231,10 @@ def test_what_should_not_be_is_a_failure(report, model):
         *[({**full, "validation_loss": x}, ["unigram baseline, 3.000"]) for x in (3.5, 3.0, math.nan)],
         *[({**quick, "validation_loss": x}, ["the first step's loss, 5.000"]) for x in (5.5, 5.0, math.nan)],
         ({"resumed_differences": ("losses", ".model.norm.weight")}, ["losses, .model.norm.weight"]),
-        ({"file_bytes": sizes._replace(tied=sizes.untied)}, [f"{sizes.untied:,}"]),
+        ({"file_bytes": twin.file_bytes}, [f"{twin.file_bytes:,}"]),
+        ({"twin": twin._replace(difference=0.0)}, ["two, 0% of their size apart"]),
+        ({"twin": twin._replace(difference=math.nan)}, ["tables should differ"]),
+        ({"twin": half_a_gradient}, ["DIFFERS by 50.0%"]),
     ]
     for changes, texts in cases:
         (failure,) = failures(dataclasses.replace(report, **changes))
@@ -325,13 +406,14 @@ def test_the_smallest_difference_is_found(demo):
 
 @pytest.mark.slow
 def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(demo):
-    saved, sizes = st.load(demo.path), demo.report.file_bytes
-    assert sizes.tied == os.path.getsize(demo.path)
+    saved, report = st.load(demo.path), demo.report
+    assert report.file_bytes == os.path.getsize(demo.path)
     embedding = 256 * TINY.width * 4
+    untied = len(st.to_bytes(st.untie(saved)))
     # The weight and its two moments, each once more; and their entries in the header.
-    assert 3 * embedding < sizes.untied - sizes.tied < 3 * embedding + 8192
+    assert 3 * embedding < untied - report.file_bytes < 3 * embedding + 8192
     arrays = jax.tree.leaves(eqx.filter((saved.model, saved.optimizer_state), eqx.is_array))
-    assert sizes.equinox > sum(array.nbytes for array in arrays) > sizes.tied
+    assert report.twin.file_bytes > sum(array.nbytes for array in arrays) > report.file_bytes
 
 
 @pytest.mark.slow
@@ -360,6 +442,7 @@ def test_at_most_half_of_the_steps_are_taken_again(monkeypatch, capsys):
         said = capsys.readouterr().err
         assert f"in {steps} steps" in said
         assert f"the last {again} steps bit for bit" in said
+        assert f"trained for {min(steps, 60)} steps by Equinox" in said
 
 
 @pytest.mark.slow

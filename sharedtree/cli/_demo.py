@@ -10,6 +10,9 @@ parameters and less optimizer state, and each step trains both uses. With `share
 - `optimizer` gives the table one slot.
 - `save` and `load` keep it one object in a file.
 
+An *untied twin* shows what happens without: the same model, trained on the same windows by Equinox and optax alone.
+They see a tree with two tables, each of which gets the gradient of its own use and drifts away from the other.
+
 Losses are in nats per byte.
 """
 
@@ -33,6 +36,9 @@ from ..core._native_or_python import engine
 FilePath = str | os.PathLike[str]
 STEPS, QUICK_STEPS = 340, 30
 """Number of steps of a full run and of a quick one. 340 are enough for short words, in a minute on two cores."""
+
+TWIN_STEPS = 60
+"""Most steps of the untied twin. Its two tables differ after the first one, and clearly after these."""
 
 
 class Sizes(NamedTuple):
@@ -200,7 +206,12 @@ def consecutive_windows(data: np.ndarray, length: int) -> np.ndarray:
 
 
 def make_optimizer(steps: int, peak: float = 3e-3) -> Any:
-    """Makes AdamW for tied models. The learning rate rises during the first tenth of the steps, then falls to zero.
+    """Makes AdamW for tied models. See `make_vanilla_optimizer`."""
+    return st.optimizer(make_vanilla_optimizer(steps, peak))
+
+
+def make_vanilla_optimizer(steps: int, peak: float = 3e-3) -> Any:
+    """Makes optax's AdamW. The learning rate rises during the first tenth of the steps, then falls to zero.
 
     Args:
         steps: number of steps of the whole training.
@@ -211,7 +222,7 @@ def make_optimizer(steps: int, peak: float = 3e-3) -> Any:
     warmup = steps // 10
     # The schedule ends one step later than the training. Otherwise the rate of the last step would be zero.
     schedule = optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, steps + 1)
-    return st.optimizer(optax.adamw(schedule, b2=0.99, weight_decay=0.01))
+    return optax.adamw(schedule, b2=0.99, weight_decay=0.01)
 
 
 def next_byte_loss(model: LanguageModel, windows: jax.Array) -> jax.Array:
@@ -326,6 +337,97 @@ class Training:
         return Advanced(end, np.array(losses, np.float32), seconds)
 
 
+class FirstGradient(NamedTuple):
+    """Norms of the gradient of the tied table in the first step, and of its two parts in the untied twin.
+
+    Attributes:
+        tied: norm of the one gradient of the tied model.
+        embed: norm of the gradient of the twin's `.embed`.
+        head: norm of the gradient of the twin's `.head`.
+        error: norm of the difference between the one gradient and the sum of the two, as a fraction of `tied`.
+    """
+
+    tied: float
+    embed: float
+    head: float
+    error: float
+
+
+class Twin(NamedTuple):
+    """Result of the untied twin.
+
+    Attributes:
+        losses: loss of each step, float32.
+        difference: norm of the difference between its two tables in the end, as a fraction of the norm of `.embed`.
+        parameters: number of its parameters.
+        optimizer_bytes: bytes of the state of its optimizer.
+        file_bytes: size of the model and the optimizer state, as `eqx.tree_serialise_leaves` writes them.
+        gradient: what becomes of the gradient of the table.
+    """
+
+    losses: np.ndarray
+    difference: float
+    parameters: int
+    optimizer_bytes: int
+    file_bytes: int
+    gradient: FirstGradient
+
+
+def train_twin(training: Training, steps: int, bar: Any) -> Twin:
+    """Trains an untied twin as one does without sharedtree: `eqx.filter_jit`, `eqx.filter_value_and_grad` and optax.
+
+    Args:
+        training: the training of the tied model, before its first step. The twin begins with copies of its arrays, and
+            sees the same windows.
+        steps: number of steps. The learning rates are those of the whole training.
+        bar: progress bar of tqdm, to which the bytes of each step are added.
+    """
+    model, _, _, windows_state, _, sizes, all_steps = training.start
+    # A new array for each path.
+    twin: Any = jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
+    tx = make_vanilla_optimizer(all_steps)
+    state = tx.init(eqx.filter(twin, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def step(twin: Any, state: Any, windows: jax.Array) -> tuple[Any, Any, jax.Array, Any]:
+        """Takes one step. Returns the new twin, the new state of the optimizer, the loss and the gradient."""
+        loss, gradient = eqx.filter_value_and_grad(next_byte_loss)(twin, windows)
+        updates, state = tx.update(gradient, state, eqx.filter(twin, eqx.is_inexact_array))
+        return eqx.apply_updates(twin, updates), state, loss, gradient
+
+    generator = np.random.default_rng()
+    generator.bit_generator.state = windows_state
+    length = sizes.context + 1
+    batches = [jnp.asarray(random_windows(training.data, sizes.batch, length, generator)) for _ in range(steps)]
+    # In the first step, the two models are equal, so their gradients can be compared.
+    whole: Any = st.jit(st.grad(next_byte_loss))(model, batches[0])
+    losses: list[float] = []
+    gradients: list[FirstGradient] = []
+    for windows in batches:
+        twin, state, loss, gradient = step(twin, state, windows)
+        if not gradients:
+            gradients.append(_compared(whole.embed.weight, gradient.embed.weight, gradient.head.weight))
+        losses.append(float(loss))
+        bar.update(sizes.batch * sizes.context)
+    file = io.BytesIO()
+    eqx.tree_serialise_leaves(file, (twin, state))
+    difference = jnp.linalg.norm(twin.embed.weight - twin.head.weight) / jnp.linalg.norm(twin.embed.weight)
+    return Twin(
+        losses=np.array(losses, np.float32),
+        difference=float(difference),
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(twin, eqx.is_inexact_array))),
+        optimizer_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
+        file_bytes=file.tell(),
+        gradient=gradients[0],
+    )
+
+
+def _compared(whole: jax.Array, embed: jax.Array, head: jax.Array) -> FirstGradient:
+    """Compares the gradient of the tied table with those of the twin's two tables."""
+    norms = [float(jnp.linalg.norm(gradient)) for gradient in (whole, embed, head)]
+    return FirstGradient(*norms, error=float(jnp.linalg.norm(whole - (embed + head))) / norms[0])
+
+
 def mean_loss(model: LanguageModel, data: np.ndarray, sizes: Sizes) -> float:
     """Returns the loss of a model on a text. A rest that fills no batch of windows is left out.
 
@@ -361,21 +463,7 @@ def continuation(model: LanguageModel, prompt: np.ndarray, length: int, *, key: 
     return np.asarray(written).tobytes()
 
 
-class FileSizes(NamedTuple):
-    """Sizes of files with the same content, in bytes.
-
-    Attributes:
-        tied: size of the checkpoint.
-        untied: size of a checkpoint without ties.
-        equinox: size of the model and the optimizer state, as `eqx.tree_serialise_leaves` writes them.
-    """
-
-    tied: int
-    untied: int
-    equinox: int
-
-
-def reload(checkpoint: Checkpoint, path: FilePath) -> tuple[Checkpoint, FileSizes]:
+def reload(checkpoint: Checkpoint, path: FilePath) -> Checkpoint:
     """Saves a checkpoint and loads it again.
 
     No template is needed. A program with classes of its own would pass them to `load` as `trusted=`.
@@ -383,16 +471,9 @@ def reload(checkpoint: Checkpoint, path: FilePath) -> tuple[Checkpoint, FileSize
     Args:
         checkpoint: the checkpoint.
         path: path of the file.
-
-    Returns:
-        The loaded checkpoint, and the size of its file beside the sizes of other files.
     """
     st.save(path, checkpoint, metadata={"step": str(checkpoint.step)})
-    # Equinox's function writes arrays only, and a tied array once for each path.
-    by_equinox = io.BytesIO()
-    eqx.tree_serialise_leaves(by_equinox, (checkpoint.model, checkpoint.optimizer_state))
-    untied = len(st.to_bytes(st.untie(checkpoint)))
-    return st.load(path), FileSizes(os.path.getsize(path), untied, by_equinox.tell())
+    return st.load(path)
 
 
 def differences(live: Advanced, resumed: Advanced) -> tuple[str, ...]:
@@ -431,8 +512,9 @@ A small transformer learns to write like the help texts of Python, in {steps} st
 bytes is the layer that writes them: one object at two paths, .embed and .head. In the end you will see
 
     what it writes, and its loss beside that of {compared};
+    an untied twin, trained for {twin} steps by Equinox and optax alone, whose two tables drift apart,
+    and how many parameters, bytes of the optimizer and bytes on disk it has more;
     that .embed is .head as before, and that the train step was traced once;
-    how many parameters, bytes of the optimizer and bytes on disk that saves;
     that a checkpoint, saved and loaded on the way, gives the last {resumed} steps bit for bit.
 
 """
@@ -444,7 +526,7 @@ class Report:
 
     Attributes:
         quick: True for a quick run, whose loss is compared with its first loss.
-        first_loss: loss of the first step.
+        losses: loss of each step, float32.
         validation_loss: loss of the trained model on the validation part.
         unigram_loss: loss of a model without context, with which a full run is compared.
         prompt: the text for the model to continue.
@@ -452,18 +534,17 @@ class Report:
         ties_before: ties of the model before the first step.
         ties_after: ties of the model after the last step.
         parameters: number of parameters.
-        parameters_untied: number of parameters if nothing were tied.
         optimizer_bytes: bytes of the optimizer's state.
-        optimizer_bytes_untied: bytes of the optimizer's state if nothing were tied.
+        file_bytes: size of the checkpoint.
+        twin: the untied twin.
         traces: number of traces of the step by JAX.
         bytes_per_second: bytes of the text learnt from in a second.
-        file_bytes: sizes of the checkpoint and of other files with its content.
         resumed_steps: number of steps taken again from the loaded checkpoint.
         resumed_differences: see `differences`.
     """
 
     quick: bool
-    first_loss: float
+    losses: np.ndarray
     validation_loss: float
     unigram_loss: float
     prompt: str
@@ -471,42 +552,78 @@ class Report:
     ties_before: tuple[st.Tie, ...]
     ties_after: tuple[st.Tie, ...]
     parameters: int
-    parameters_untied: int
     optimizer_bytes: int
-    optimizer_bytes_untied: int
+    file_bytes: int
+    twin: Twin
     traces: int
     bytes_per_second: float
-    file_bytes: FileSizes
     resumed_steps: int
     resumed_differences: tuple[str, ...]
 
+    @property
+    def first_loss(self) -> float:
+        """Loss of the first step."""
+        return float(self.losses[0])
+
     def __str__(self) -> str:
         prompt, sample = _indented(self.prompt), _indented(self.sample)
-        table = "\n".join(f"{name:<21}{value}" for name, value in self.rows().items())
-        return f"The model was given\n\n{prompt}\n\nand wrote on\n\n{sample}\n\n{table}"
+        head = f"After {len(self.twin.losses)} steps"
+        comparison = [f"{head:<18}{'tied, by sharedtree':<21}untied twin, by Equinox and optax"]
+        comparison += [f"{name:<18}{tied:<21}{untied}".rstrip() for name, (tied, untied) in self.comparison().items()]
+        table = "\n".join(f"{name:<16}{value}" for name, value in self.rows().items())
+        sections = ("The model was given", prompt, "and wrote on", sample, "\n".join(comparison), table)
+        return "\n\n".join(sections)
+
+    def comparison(self) -> dict[str, tuple[str, str]]:
+        """Returns the rows of the first printed table: name of a measurement → tied model, untied twin."""
+        twin, gradient = self.twin, self.twin.gradient
+        apart = f"two, {twin.difference:.0%} of their size apart"
+        parts = f"{gradient.embed:.3f}, {gradient.head:.3f}; {self._sum()}"
+        is_one = _TIE in [tie.paths for tie in self.ties_after]
+
+        def more(tied: int, untied: int) -> tuple[str, str]:
+            """Compares two amounts."""
+            return f"{tied:,}", f"{untied:,}, {untied - tied:,} more"
+
+        return {
+            ".embed, .head": ("one object" if is_one else "TWO OBJECTS", apart),
+            "loss of training": (f"{_last(self.losses[: len(twin.losses)]):.3f}", f"{_last(twin.losses):.3f}"),
+            "parameters": more(self.parameters, twin.parameters),
+            "optimizer bytes": more(self.optimizer_bytes, twin.optimizer_bytes),
+            "checkpoint bytes": more(self.file_bytes, twin.file_bytes),
+            "first gradient": (f"norm {gradient.tied:.3f}", parts),
+        }
+
+    def _sum(self) -> str:
+        """Says whether the gradient of the tied table is the sum of the twin's two."""
+        error = self.twin.gradient.error
+        return "their sum is the tied one" if error < _MOST_ERROR else f"their sum DIFFERS by {error:.1%}"
 
     def rows(self) -> dict[str, str]:
-        """Returns the rows of the printed table: name of a measurement → its result, in words."""
+        """Returns the rows of the second printed table: name of a measurement → its result, in words."""
         ties_before, ties_after = _described(self.ties_before), _described(self.ties_after)
         names = ", ".join(self.resumed_differences)
         comparison = f"which DIFFER: {names}" if names else "losses and parameters the same bit for bit"
-
-        def saved(tied: int, untied: int) -> str:
-            """Compares two amounts."""
-            return f"{tied:,} (untied: {untied:,}, {1 - tied / untied:.1%} saved)"
-
         return {
             "validation loss": f"{self.validation_loss:.3f} nats/byte (unigram baseline: {self.unigram_loss:.3f})",
             "ties": f"Before: {ties_before}. After: {'the same' if ties_after == ties_before else ties_after}",
-            "parameters": saved(self.parameters, self.parameters_untied),
-            "optimizer bytes": saved(self.optimizer_bytes, self.optimizer_bytes_untied),
-            "checkpoint bytes": saved(self.file_bytes.tied, self.file_bytes.untied),
-            "the same by Equinox": f"{self.file_bytes.equinox:,} (equinox.tree_serialise_leaves, to fill a template)",
             "from the file": f"{self.resumed_steps} steps taken again, {comparison}",
             "train step": f"traced {'once' if self.traces == 1 else f'{self.traces} times'}",
             "training speed": f"{self.bytes_per_second:,.0f} tokens/s, a token being a byte",
             "engine": engine(),
         }
+
+
+# Paths of the tie of the model.
+_TIE = (".embed", ".head")
+
+# A sum of float32 numbers in another order differs by less than this fraction.
+_MOST_ERROR = 1e-3
+
+
+def _last(losses: np.ndarray) -> float:
+    """Returns the mean of the last ten losses, since those of single steps differ much."""
+    return float(losses[-10:].mean())
 
 
 def _indented(text: str) -> str:
@@ -527,17 +644,20 @@ def failures(report: Report) -> tuple[str, ...]:
     else:
         baseline, baseline_loss = "unigram baseline", report.unigram_loss
     advice = f"It should be below the {baseline}, {baseline_loss:.3f}. More steps may help: --steps."
-    (tied, untied, _), ties = report.file_bytes, report.ties_before
+    ties, twin = report.ties_before, report.twin
     # Row → what should be so. Nothing, or False, if it is so.
     complaints = {
         # NaN is not below the baseline either, so it fails.
         "validation loss": "" if report.validation_loss < baseline_loss else advice,
         "ties": "" if ties and ties == report.ties_after else "There should be some, and they should last.",
-        "checkpoint bytes": "" if tied < untied else "What is tied should be saved once.",
+        ".embed, .head": "" if twin.difference > 0 else "The twin's two tables should differ.",
+        "checkpoint bytes": "" if report.file_bytes < twin.file_bytes else "What is tied should be saved once.",
+        "first gradient": "" if twin.gradient.error < _MOST_ERROR else "It should be the sum over both uses.",
         "from the file": report.resumed_differences and "Training should go on in the same way.",
         "train step": report.traces != 1 and "It should be traced once.",
     }
-    return tuple(f"{name}: {report.rows()[name]}. {complaint}" for name, complaint in complaints.items() if complaint)
+    texts = {name: " / ".join(pair) for name, pair in report.comparison().items()} | report.rows()
+    return tuple(f"{name}: {texts[name]}. {complaint}" for name, complaint in complaints.items() if complaint)
 
 
 class LogLines:
@@ -588,9 +708,9 @@ def run(
             "    pip install optax tqdm\n"
             "They are also what the extra of sharedtree brings: `sharedtree[demo]`."
         ) from None
-    sizes, num_resumed = sizes or Sizes(), max(1, min(20, steps // 2))
+    sizes, num_resumed, num_twin = sizes or Sizes(), max(1, min(20, steps // 2)), min(steps, TWIN_STEPS)
     compared = "the first step" if quick else "a model that knows no context"
-    sys.stderr.write(ANNOUNCEMENT.format(steps=steps, compared=compared, resumed=num_resumed))
+    sys.stderr.write(ANNOUNCEMENT.format(steps=steps, compared=compared, twin=num_twin, resumed=num_resumed))
     text = python_help()
     training = Training(text.train, sizes, steps=steps, seed=seed)
     ties_before = st.ties(training.start.model)
@@ -599,20 +719,23 @@ def run(
     bar_options: dict[str, Any] = {"unit": "tokens", "unit_scale": True}
     if not sys.stderr.isatty():
         bar_options |= {"file": LogLines(sys.stderr), "mininterval": 60.0, "maxinterval": 60.0}
+    # The twin comes first, since the training donates the arrays of the model.
+    with tqdm(total=num_twin * tokens, desc="untied twin", **bar_options) as bar:
+        twin = train_twin(training, num_twin, bar)
     with tempfile.TemporaryDirectory() as folder, tqdm(total=steps * tokens, desc="training", **bar_options) as bar:
         first = training.advance(training.start, steps - num_resumed, bar)
         path = os.path.join(folder, "checkpoint.safetensors") if save is None else save
         # The checkpoint is saved before its arrays are donated to the last steps.
-        reloaded, file_bytes = reload(first.checkpoint, path)
+        reloaded = reload(first.checkpoint, path)
+        file_bytes = os.path.getsize(path)
         last = training.advance(first.checkpoint, steps, bar)
     with tqdm(total=num_resumed * tokens, desc="from the file", **bar_options) as bar:
         resumed = training.advance(reloaded, steps, bar)
     model, state, _, _, key, *_ = last.checkpoint
-    untied_model = st.untie(model)
     prompt = text.validation[: sizes.context]
     return Report(
         quick=quick,
-        first_loss=float([*first.losses, *last.losses][0]),
+        losses=np.concatenate([first.losses, last.losses]),
         validation_loss=mean_loss(model, text.validation, sizes),
         unigram_loss=unigram_loss(text),
         prompt=prompt.tobytes().decode(errors="replace"),
@@ -620,12 +743,11 @@ def run(
         ties_before=ties_before,
         ties_after=st.ties(model),
         parameters=st.count_parameters(model),
-        parameters_untied=st.count_parameters(untied_model),
         optimizer_bytes=sum(leaf.nbytes for leaf in st.tree.leaves(state)),
-        optimizer_bytes_untied=sum(leaf.nbytes for leaf in st.tree.leaves(make_optimizer(steps).init(untied_model))),
+        file_bytes=file_bytes,
+        twin=twin,
         traces=training.traces,
         bytes_per_second=(steps - 1) * tokens / (first.seconds + last.seconds),
-        file_bytes=file_bytes,
         resumed_steps=len(resumed.losses),
         resumed_differences=differences(last, resumed),
     )

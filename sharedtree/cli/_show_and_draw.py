@@ -24,8 +24,6 @@ A safetensors file of another program has no tree. Its tensors are listed, with 
 import argparse
 import contextlib
 import itertools
-import os
-import shutil
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +42,7 @@ from ..show._drawing_layout import MOST_BOXES
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file
 from ..show._tables import table_lines
-from ._terminal_output import OK, TROUBLE, counted, line_writer, write_error, write_json
+from ._terminal_output import OK, TROUBLE, counted, line_writer, terminal_width, write_error, write_json
 
 
 class SizedLine(NamedTuple):
@@ -187,9 +185,8 @@ def _write_tree(lines: "SizedLines", most: int, write: Callable[..., None]) -> N
 def _write_table(arguments: argparse.Namespace, manifest: Manifest, write: Callable[..., None]) -> None:
     """Writes the table of `sharedtree.summary`, as wide as the terminal."""
     outline = Outline(description_of_file(manifest))
-    # Redirected output has the same width everywhere, unless the user chooses one by COLUMNS.
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns if has_width else _WIDTH
+    # Redirected output has the same width everywhere.
+    width = terminal_width() or _WIDTH
     for line in table_lines(outline, depth=arguments.depth, most=arguments.lines, width=width, how=_OPTIONS):
         write(*line)
 

@@ -7,6 +7,7 @@ printable are written as escapes: a file cannot clear the screen, or make one li
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
@@ -92,6 +93,13 @@ def line_writer() -> Callable[..., None]:
         console.print(line, soft_wrap=True, highlight=False)
 
     return write
+
+
+def terminal_width() -> int | None:
+    """Returns the width of the terminal, or what COLUMNS says. None if standard output is no terminal."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def counted(number: int, noun: str) -> str:

@@ -30,7 +30,17 @@ from ..core._errors import CorruptFileError, SharedTreeError
 from ..core._printing import printable
 from ..serialise import audit as audit_of
 from ..serialise.load import open_checkpoint
-from ._terminal_output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
+from ._terminal_output import (
+    FOUND,
+    OK,
+    TROUBLE,
+    counted,
+    line_writer,
+    message_of,
+    terminal_width,
+    write_error,
+    write_json,
+)
 
 
 class Checked(NamedTuple):
@@ -175,6 +185,30 @@ def audit(arguments: argparse.Namespace) -> int:
     else:
         # The report prints as text. Its lines for refused names are coloured.
         write = line_writer()
-        for line in str(report).split("\n"):
+        width = terminal_width()
+        lines = str(report).split("\n")
+        # The head and a line for each name.
+        num_rows = len(report.requests) + 1 if report.requests else 0
+        if width is not None and num_rows:
+            lines[:num_rows] = _without_long_places(lines[:num_rows], width)
+        for line in lines:
             write((line, "bad" if "  REFUSED: " in line else ""))
     return FOUND if report.refused else OK
+
+
+def _without_long_places(rows: list[str], width: int) -> list[str]:
+    """Cuts the last column of a report, the places, where a row is wider than a terminal. Verdicts are never cut.
+
+    Args:
+        rows: the head of the table and its rows.
+        width: most characters of a line.
+    """
+    start = rows[0].rindex("at")
+    room = width - start
+    if room < _LEAST_PLACE:
+        return [row[:start].rstrip() for row in rows]
+    return [row if len(row) <= width else f"{row[: width - 4]} ..." for row in rows]
+
+
+# A column of places that is narrower than this, in characters, says nothing.
+_LEAST_PLACE = 16

@@ -75,9 +75,10 @@ KeyEntries = tuple[Any, ...]
 """One key entry of JAX for each child: `GetAttrKey`, `DictKey`, `SequenceKey`, or a class's own."""
 
 
-Role = Literal["parameter", "unsaid", "state"]
+Role = Literal["parameter", "unsaid", "state", "optimizer state"]
 """What an optimizer does with a leaf, by its library. `"parameter"`: trains it. `"unsaid"`: trains it, although the
-library does not say that it is a parameter. `"state"`: does not train it."""
+library does not say that it is a parameter. `"state"` and `"optimizer state"`: does not train it. Tables of a model
+count the two apart."""
 
 RolesBelow = Role | Callable[[Any], Sequence[Role | None] | None]
 """The role of all leaves below an instance. Or a function: auxiliary data → one role for each child, with None for a
@@ -524,6 +525,7 @@ def namedtuple_type(cls: Any) -> NodeType:
         take_apart=take_namedtuple_apart,
         put_together=lambda _, children: make(children),
         keys_of=lambda _: tuple(jtu.GetAttrKey(name) for name in cls._fields),
+        roles=role_by_library(cls),
     )
 
 
@@ -919,6 +921,7 @@ class NamesInFiles(NamedTuple):
         if_trusted: classes allowed only if the user trusts their package.
         state: classes of state, as opposed to parameters. A table of a file's contents tells state from parameters by
             these names, without importing a class.
+        optimizer_state: classes of the state of an optimizer, for such tables, too.
         state_entry: the name of an attribute that files have for each instance: a dictionary, name of an attribute →
             `"state"` if it is state.
         kept_back: modules, with all modules below them, and names. Their classes may not be named unless they are
@@ -936,6 +939,7 @@ class NamesInFiles(NamedTuple):
     tokens: str = ""
     if_trusted: str = ""
     state: str = ""
+    optimizer_state: str = ""
     state_entry: str = ""
     kept_back: str = ""
 
@@ -966,6 +970,8 @@ class Library(NamedTuple):
         writes_back: class in JAX's registry → True if the library writes a change that a function makes in an instance
             back into the caller's object. False if the change is lost, and nobody would miss it.
         role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
+        role_in_files: name of a class in a file → the role of all leaves below its instances. It need not know the
+            names in `names.state` and `names.optimizer_state`.
         trained_below: (class, auxiliary data, number of children) → which leaves train below each child.
         argument_and_filter: value of `argnums` that is a filter of the library → (position of the argument, the filter
             as code).
@@ -990,6 +996,7 @@ class Library(NamedTuple):
     held_anyway: tuple[type, ...] = ()
     writes_back: Callable[[Any], bool | None] = _no_answer
     role_of: Callable[[Any], RolesBelow | None] = _no_answer
+    role_in_files: Callable[[str], Role | None] = _no_answer
     trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _no_answer
     argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _no_answer
     plain_form_of: Callable[[Any, NodeType], PlainForm | None] = _no_answer
@@ -1042,6 +1049,18 @@ def role_by_library(cls: Any) -> RolesBelow | None:
         roles = library.role_of(cls)
         if roles is not None:
             return roles
+    return None
+
+
+def role_in_files(name: str) -> Role | None:
+    """Asks the libraries for the role of all leaves below the instances of a class, by its name in a file.
+
+    Returns None if no library has an answer.
+    """
+    for library in LIBRARIES:
+        role = library.role_in_files(name)
+        if role is not None:
+            return role
     return None
 
 

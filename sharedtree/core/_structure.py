@@ -752,8 +752,8 @@ def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPa
 class Roles(NamedTuple):
     """Roles of the leaves of a tree, which say whether an optimizer trains a leaf. See `Role` in `_node_types`.
 
-    A leaf with the role "parameter" is trained; one with the role "state" is not. If its library says neither, it has
-    the role "unsaid": it is trained, too, but the optimizer may warn about it.
+    A leaf with the role "parameter" is trained; one with the role "state" or "optimizer state" is not. If its library
+    says neither, it has the role "unsaid": it is trained, too, but the optimizer may warn about it.
 
     Attributes:
         of_leaves: number of a leaf → its role. A missing leaf is a parameter.
@@ -764,14 +764,15 @@ class Roles(NamedTuple):
     unsaid: Sequence[int]
 
     def is_state(self, number: int) -> bool:
-        """Returns True if a leaf is state, which is not trained."""
-        return self.of_leaves.get(number) == "state"
+        """Returns True if a leaf is state, of a model or of an optimizer. State is not trained."""
+        return self.of_leaves.get(number) in STATE_ROLES
 
 
 def roles_in(tree: FlatDag) -> Roles:
     """Finds the roles of all leaves. A leaf has the role that the nearest node above it with a role gives to it.
 
-    There are two exceptions. Everything below state is state. Of different roles at several paths, the strongest holds.
+    There are two exceptions. Everything below state is state of the same kind. Of different roles at several paths, the
+    strongest holds.
 
     Cost: a look at each record; if a class among them has roles, up to three visits of each.
     """
@@ -796,11 +797,11 @@ def roles_in(tree: FlatDag) -> Roles:
                 of_leaves[number] = role
         # `Update` and `Given` occur only in results of functions, and nobody asks for the roles in those.
         elif type(op) is Node:
-            if op.type.roles == "unsaid" and role != "state":
+            if op.type.roles == "unsaid" and role not in STATE_ROLES:
                 unsaid.add(number)
             for child, role_by_node in zip(children, _roles_of_children(op, len(children)), strict=True):
                 # Everything below state is state, whatever its own class says.
-                stack.append((child, role if role == "state" or role_by_node is None else role_by_node))
+                stack.append((child, role if role in STATE_ROLES or role_by_node is None else role_by_node))
     return Roles(of_leaves, sorted(unsaid))
 
 
@@ -814,5 +815,8 @@ def _roles_of_children(node: Node, num_children: int) -> Sequence[Role | None]:
     return [None for _ in range(num_children)] if roles_of_children is None else roles_of_children
 
 
-_STRENGTH: dict[Role, int] = {"parameter": 2, "unsaid": 1, "state": 0}
+STATE_ROLES: tuple[Role, ...] = ("state", "optimizer state")
+"""Roles of leaves that are not trained."""
+
+_STRENGTH: dict[Role, int] = {"parameter": 3, "unsaid": 2, "state": 1, "optimizer state": 0}
 """Role → its strength. If a leaf has different roles at several paths, the one with the largest number holds."""

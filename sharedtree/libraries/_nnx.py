@@ -123,20 +123,22 @@ def register_as_data(cls: type) -> bool:
     return True
 
 
-# Classes of variables that are state.
-_STATE = "BatchStat Cache Intermediate OptState RngState"
+# Classes of variables that are state of a model. `OptState` is that of an optimizer.
+_STATE = "BatchStat Cache Intermediate RngState"
 
 
 def role_of(cls: Any) -> Role | None:
     """Returns the role of a class of variables. None for other classes.
 
-    It is "parameter" for `Param`, and "state" for NNX's classes of state. It is "unsaid" for all others: their class
-    does not say whether they are trained, so the user decides.
+    It is "parameter" for `Param`, "optimizer state" for `OptState`, and "state" for NNX's other classes of state. It is
+    "unsaid" for all others: their class does not say whether they are trained, so the user decides.
     """
     if not issubclass(cls, loaded("flax.nnx", "Variable") or ()):
         return None
     if issubclass(cls, loaded("flax.nnx", "Param") or ()):
         return "parameter"
+    if issubclass(cls, loaded("flax.nnx", "OptState") or ()):
+        return "optimizer state"
     state_classes = [loaded("flax.nnx", name) for name in _STATE.split()]
     state_classes.append(loaded("flax.nnx.training.metrics", "MetricState"))
     return "state" if issubclass(cls, tuple([base for base in state_classes if base is not None])) else "unsaid"
@@ -433,9 +435,10 @@ _NAMES = NamesInFiles(
     # Classes that occur as values: they stand for a carry and for a plain pytree.
     classes="flax.nnx: Carry    flax.nnx.graphlib: GenericPytree",
     state="""
-        flax.nnx: BatchStat Cache Intermediate OptArray OptState OptVariable Perturbation RngCount RngKey RngState
+        flax.nnx: BatchStat Cache Intermediate Perturbation RngCount RngKey RngState
         flax.nnx.training.metrics: MetricState
     """,
+    optimizer_state="flax.nnx: OptArray OptState OptVariable",
     functions="""
         flax.nnx: dot_product_attention    flax.nnx.nn.attention: dot_product_attention
         flax.nnx.nn.dtypes: promote_dtype    flax.nnx.nn.recurrent: _concatenate

@@ -1,9 +1,15 @@
-"""Replaces the masks and labels that an optax transformation was made with. Only this file looks inside optax.
+"""Row of the table of libraries for optax: the classes of its states. Besides, its masks and labels.
 
-`optax.masked(tx, mask)` returns two functions that close over `mask`. A mask is a tree of the model's shape, with all
-of its paths, or a function of such a tree. But optax gets a tree in which each parameter stands once from
-`sharedtree.optimizer`. So masks have to be translated, and this is the only place where we can check that a mask agrees
-at all paths of a tie. Labels (`optax.multi_transform`) are translated in the same way.
+Only this file looks inside optax.
+
+*States.* The state of a transformation is a namedtuple of optax, such as `ScaleByAdamState`, or a tuple of such ones.
+Whatever is below one is no parameter.
+
+*Masks and labels.* `with_labels` replaces those that a transformation was made with. `optax.masked(tx, mask)` returns
+two functions that close over `mask`. A mask is a tree of the model's shape, with all of its paths, or a function of
+such a tree. But optax gets a tree in which each parameter stands once from `sharedtree.optimizer`. So masks have to be
+translated, and this is the only place where we can check that a mask agrees at all paths of a tie. Labels
+(`optax.multi_transform`) are translated in the same way.
 
 We rely on two facts. Functions that are defined in optax hold masks and labels in free variables, and
 `inject_hyperparams` in dictionaries, under the names in `NAMES`. They call a callable mask with a tree.
@@ -20,6 +26,41 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core._by_identity import IdentityDict
+from ..core._node_types import Library, NamesInFiles, Role, is_namedtuple
+
+
+def role_of(cls: Any) -> Role | None:
+    """Returns "optimizer state" for the states of optax. None for other classes.
+
+    `LookaheadParams` and other namedtuples of optax that hold parameters are no states.
+    """
+    is_state = is_namedtuple(cls) and _is_of_optax(cls) and _is_name_of_state(cls.__name__)
+    return "optimizer state" if is_state else None
+
+
+def role_in_files(name: str) -> Role | None:
+    """Returns the same for a class by its name in a file: `optax:ScaleByAdamState`."""
+    module, _, class_name = name.partition(":")
+    is_state = module.partition(".")[0] == "optax" and _is_name_of_state(class_name)
+    return "optimizer state" if is_state else None
+
+
+def _is_name_of_state(name: str) -> bool:
+    """Returns True for the names of state classes. All of optax 0.2.8 end in "State", except two."""
+    return name.endswith("State") or name in ("ApplyEvery", "WeightDecaySchedule")
+
+
+OPTAX = Library(
+    "optax",
+    role_of=role_of,
+    role_in_files=role_in_files,
+    # The states of optax are namedtuples. Its transformations hold functions that it makes on each call, and no name
+    # leads to these.
+    names=NamesInFiles("optax", kinds=("namedtuple",)),
+)
+
+
+# --- masks and labels -------------------------------------------------------------------------------------------------
 
 NAMES = frozenset(
     {

@@ -54,9 +54,9 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
             state and no update, whether the gradient has them or not. Weight decay and norms do not see them either.
 
             The default None selects all leaves but state. State is `BatchStat`, `Cache`, `Intermediate`, `RngState`,
-            `MetricState` and `OptState` of NNX with their subclasses, attributes marked by `state_field`, and an
-            `equinox.nn.State`. Variables of other classes of NNX, and plain arrays, are optimised. `...` selects all
-            leaves, including state.
+            `MetricState` and `OptState` of NNX with their subclasses, attributes marked by `state_field`, an
+            `equinox.nn.State`, the states of optax, and all of Flax's `TrainState` but `params`. Variables of other
+            classes of NNX, and plain arrays, are optimised. `...` selects all leaves, including state.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`, with two functions.

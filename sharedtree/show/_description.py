@@ -19,6 +19,10 @@ MAX_PATH = 400
 MANY = 10**30
 """Counting stops here. The number of paths grows exponentially with the depth of a DAG."""
 
+Use = Literal["parameter", "state", "optimizer state", "other"]
+"""What the numbers of an array are for. `"parameter"`: an optimizer trains them. `"state"`, `"optimizer state"`: their
+library says so. `"other"`: they are no floating-point numbers, such as a mask."""
+
 
 class Part(NamedTuple):
     """One object of a model.
@@ -31,7 +35,8 @@ class Part(NamedTuple):
         steps: text of the edge to each child: `.weight`, `[0]`.
         shape: shape of an array.
         dtype: dtype of an array or a number.
-        parameters: number of trainable numbers in the part itself, without its children.
+        numbers: number of numbers in the part itself, without its children: the elements of an array.
+        use: what these numbers are for.
         nbytes: number of bytes of the part itself, without its children.
         has_identity: True if two places of the object are a tie.
         through: text of the function of a view. The children of a view are the parts that it is computed from. Empty
@@ -44,7 +49,8 @@ class Part(NamedTuple):
     steps: Sequence[str] = ()
     shape: tuple[int, ...] | None = None
     dtype: str = ""
-    parameters: int = 0
+    numbers: int = 0
+    use: Use = "other"
     nbytes: int = 0
     has_identity: bool = True
     through: str = ""
@@ -67,10 +73,26 @@ class Size(NamedTuple):
 
     Attributes:
         parameters: number of trainable numbers.
-        nbytes: number of bytes.
+        nbytes: number of bytes, of whatever is in the part.
+        state: number of numbers that are state, such as the statistics of a batch norm.
+        optimizer_state: number of numbers that are state of an optimizer.
     """
 
     parameters: int
+    nbytes: int
+    state: int = 0
+    optimizer_state: int = 0
+
+
+class Total(NamedTuple):
+    """All numbers of a model that are for one use.
+
+    Attributes:
+        numbers: number of numbers.
+        nbytes: number of their bytes.
+    """
+
+    numbers: int
     nbytes: int
 
 
@@ -155,15 +177,28 @@ class Description:
     @functools.cached_property
     def sizes(self) -> list[Size]:
         """Size of each part. A tied part adds to the size of its first parent only, so no part is counted twice."""
-        parameters, nbytes = [0] * len(self._parts), [0] * len(self._parts)
+        nothing = Size(0, 0)
+        sizes = [nothing] * len(self._parts)
         # Children have smaller numbers than their parents, so a part is complete when it is added to its parent.
         for number, parent in sorted(self.reached.items()):
-            parameters[number] += self[number].parameters
-            nbytes[number] += self[number].nbytes
-            if parent >= 0:
-                parameters[parent] += parameters[number]
-                nbytes[parent] += nbytes[number]
-        return list(map(Size, parameters, nbytes))
+            part = self[number]
+            # Nodes have neither numbers nor bytes of their own.
+            if part.nbytes or part.numbers:
+                sizes[number] = _sum(sizes[number], _own_size(part))
+            if parent >= 0 and sizes[number] is not nothing:
+                sizes[parent] = _sum(sizes[parent], sizes[number])
+        return sizes
+
+    @functools.cached_property
+    def totals(self) -> dict[Use, Total]:
+        """Use → all numbers of the model that are for it. Each tied part counts once."""
+        uses: tuple[Use, ...] = ("parameter", "state", "optimizer state", "other")
+        totals = dict.fromkeys(uses, Total(0, 0))
+        for number in self.reached:
+            part = self[number]
+            so_far = totals[part.use]
+            totals[part.use] = Total(so_far.numbers + part.numbers, so_far.nbytes + part.nbytes)
+        return totals
 
     @property
     def size(self) -> Size:
@@ -172,18 +207,38 @@ class Description:
 
     @functools.cached_property
     def untied_size(self) -> Size:
-        """Size of the model without ties: each part counts once for each path to it. At most `MANY`."""
+        """Size of the model without ties: each part counts once for each path to it. At most `MANY`.
+
+        State is not counted by itself, only in the bytes.
+        """
         path_counts = [0] * len(self._parts)
         path_counts[self.root] = 1
         parameters = nbytes = 0
         # Parents have larger numbers, so all paths to a part are counted before its turn comes.
         for number in sorted(self.reached, reverse=True):
             part, count = self[number], path_counts[number]
-            parameters += count * part.parameters
+            parameters += count * part.numbers if part.use == "parameter" else 0
             nbytes += count * part.nbytes
             for child in part.children:
                 path_counts[child] = min(path_counts[child] + count, MANY)
         return Size(min(parameters, MANY), min(nbytes, MANY))
+
+
+def _own_size(part: Part) -> Size:
+    """Returns the size of a part without its children."""
+    return Size(
+        parameters=part.numbers if part.use == "parameter" else 0,
+        nbytes=part.nbytes,
+        state=part.numbers if part.use == "state" else 0,
+        optimizer_state=part.numbers if part.use == "optimizer state" else 0,
+    )
+
+
+def _sum(a: Size, b: Size) -> Size:
+    """Adds two sizes up."""
+    return Size(
+        a.parameters + b.parameters, a.nbytes + b.nbytes, a.state + b.state, a.optimizer_state + b.optimizer_state
+    )
 
 
 def described(parts: list[Part | None], root: int, *, is_none: bool = False) -> Description:

@@ -8,10 +8,24 @@ the box has the number of places. Equal neighbours are a stack of boxes with `×
 import importlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._drawing_layout import MOST_BOXES, Box, Boxes, Extent, Placed, Point, Wire, boxes_of, place
+from ._drawing_layout import (
+    MOST_BOXES,
+    MOST_CHARACTERS,
+    Arrangement,
+    Box,
+    Boxes,
+    Extent,
+    Placed,
+    Point,
+    Wire,
+    arrange,
+    boxes_of,
+    place,
+)
 from ._live_models import description_of
 from ._outline import Outline
 from ._tables import TIE_COLOUR, figure
@@ -69,7 +83,7 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int | None = None) -> Dr
 
     A tied object is one box with a double frame and the number of its tie. Thick dashed wires lead to that box from
     each of its places. Arrays are lines in the box of their module. Plain containers are part of the names of fields.
-    Three or more equal neighbours are a stack with `×12`. Where the drawing would be wider than 1,000 pixels, two are a
+    Three or more equal neighbours are a stack with `×12`. Where the drawing would be wider than 730 pixels, two are a
     stack, too, and the boxes of a layer stand in several rows. Ties have the same numbers as in `summary`. In a
     notebook the picture has the colours of the page, and a file is light.
 
@@ -118,10 +132,27 @@ def drawing_of(outline: Outline, depth: int | None, most: int | None, igraph: An
         igraph: the module `igraph`.
         drawsvg: the module `drawsvg`.
     """
-    picture = _picture(outline, depth, most or MOST_BOXES, igraph)
-    if not picture.fits:
-        picture = min(_narrower_pictures(picture, outline, depth, most, igraph), key=lambda picture: picture.excess)
-    return Drawing(_svg_of(picture, drawsvg=drawsvg))
+    sketch = _fitting_sketch(outline, depth, most)
+    placed = place(sketch.arrangement, igraph, room=_room(sketch.arrangement.least_size.height) - 2 * _MARGIN)
+    return Drawing(_svg_of(_Picture(sketch.boxes, placed, _notes(outline, sketch.boxes)), drawsvg=drawsvg))
+
+
+class _Sketch(NamedTuple):
+    """Boxes and wires in layers, before they are placed.
+
+    Attributes:
+        boxes: the boxes and wires.
+        arrangement: their layers.
+    """
+
+    boxes: Boxes
+    arrangement: Arrangement
+
+    @property
+    def excess(self) -> float:
+        """Width beyond the room of the drawing, in pixels. 0 if all layers fit."""
+        size = self.arrangement.least_size
+        return max(size.width + 2 * _MARGIN - _room(size.height), 0.0)
 
 
 class _Picture(NamedTuple):
@@ -145,50 +176,47 @@ class _Picture(NamedTuple):
         height = placed.height + 2 * _MARGIN + (len(self.notes) * _LINE + 8 if self.notes else 0)
         return Extent(width, max(height, width / _MOST_RATIO))
 
-    @property
-    def excess(self) -> float:
-        """Width beyond the widest drawing that fits, in pixels. 0 if it fits."""
-        room = min(_WIDEST, _MOST_RATIO * self.placed.size.height)
-        # A drawing as narrow as a box is not made narrower.
-        return max(self.placed.size.width + 2 * _MARGIN - max(room, _NARROWEST), 0.0)
 
-    @property
-    def fits(self) -> bool:
-        """True if the drawing is no wider than it should be."""
-        return self.excess == 0
+def _room(height: float) -> float:
+    """Returns the most width of a drawing whose boxes and wires have this height, in pixels."""
+    # A drawing as narrow as a box is not made narrower.
+    return max(min(_WIDEST, _MOST_RATIO * height), _NARROWEST)
 
 
-def _picture(outline: Outline, depth: int | None, most: int, igraph: Any, widest: float | None = None) -> _Picture:
-    """Places the boxes of an outline. For `widest`, see `place`. For the other parameters, see `drawing_of`."""
-    boxes = boxes_of(outline, depth=depth, most=most)
-    placed = place(
+def _fitting_sketch(outline: Outline, depth: int | None, most: int | None) -> _Sketch:
+    """Returns the first sketch that fits its room, or else the one with the least excess.
+
+    If a drawing is too wide, two equal neighbours become a stack, too. If that is not enough, the boxes of a layer
+    stand in several rows, unless that makes it too high. At last there are fewer boxes. For the parameters, see
+    `drawing_of`.
+    """
+    narrowest = _sketch(boxes_of(outline, depth=depth, most=most or MOST_BOXES))
+    if narrowest.excess == 0:
+        return narrowest
+    if narrowest.arrangement.least_size.width + 2 * _MARGIN > _WIDEST:
+        outline = outline.folded()
+    for count in [most] if most is not None else [MOST_BOXES, 60, 30, 15, 8]:
+        boxes = boxes_of(outline, depth=depth, most=count)
+        for widest in (None, *_WIDTHS):
+            sketch = _sketch(boxes, widest)
+            # In many rows, wires are so long that nobody follows them. The user may still choose the number of boxes.
+            has_few_rows = widest is None or most is not None or sketch.arrangement.least_size.height <= _HIGHEST
+            if sketch.excess == 0 and has_few_rows:
+                return sketch
+            narrowest = min(narrowest, sketch, key=lambda sketch: sketch.excess)
+    return narrowest
+
+
+def _sketch(boxes: Boxes, widest: float | None = None) -> _Sketch:
+    """Distributes boxes over layers. For `widest`, see `arrange`."""
+    arrangement = arrange(
         [_extent(box) for box in boxes.boxes],
         [(wire.start, wire.stop) for wire in boxes.wires],
-        [Extent(len(wire.label) * _LABEL_CHARACTER + 8, 16) for wire in boxes.wires],
-        igraph,
+        [Extent(len(wire.label) * _CHARACTER + 8, 16) for wire in boxes.wires],
         widest=widest,
         first=_ties_and_above(boxes),
     )
-    return _Picture(boxes, placed, _notes(outline, boxes))
-
-
-def _narrower_pictures(
-    picture: _Picture, outline: Outline, depth: int | None, most: int | None, igraph: Any
-) -> Iterator[_Picture]:
-    """Yields pictures of the same model down to the first that fits. For the parameters, see `drawing_of`.
-
-    Two equal neighbours become a stack, too. If that is not enough, the boxes of a layer stand in several rows. At
-    last there are fewer boxes.
-    """
-    if picture.placed.size.width + 2 * _MARGIN > _WIDEST:
-        outline = outline.folded()
-    counts = [most] if most is not None else [MOST_BOXES, 60, 30, 15]
-    for count in counts:
-        for widest in (None, *_WIDTHS):
-            picture = _picture(outline, depth, count, igraph, widest)
-            yield picture
-            if picture.fits:
-                return
+    return _Sketch(boxes, arrangement)
 
 
 def _ties_and_above(boxes: Boxes) -> set[int]:
@@ -215,7 +243,7 @@ def _notes(outline: Outline, boxes: Boxes) -> list[str]:
     if boxes.hidden:
         marks = ", ".join(f"#{mark}" for mark in boxes.hidden[:_MOST_HIDDEN])
         marks += f" and {len(boxes.hidden) - _MOST_HIDDEN:,} more" if len(boxes.hidden) > _MOST_HIDDEN else ""
-        notes.append(f"ties within what is not drawn: {marks}")
+        notes += textwrap.wrap(f"ties within what is not drawn: {marks}", MOST_CHARACTERS)
     return notes
 
 
@@ -242,13 +270,16 @@ def libraries() -> tuple[Any, Any]:
 
 # --- SVG --------------------------------------------------------------------------------------------------------------
 
-# All sizes are in pixels. Widths of one character in a line, in a title and in a label, for usual monospaced fonts.
-_CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7
-# A drawing should be no wider than this, and than this many times its height, so that its texts can be read where it is
-# made to fit a column of text. Only a drawing that is narrow enough anyway may be flatter.
-_WIDEST, _MOST_RATIO, _NARROWEST = 1_000.0, 3.0, 500.0
+# All sizes are in pixels. Widths of one character in a title and in all other texts, for usual monospaced fonts.
+_CHARACTER, _TITLE_CHARACTER = 7.3, 8.0
+# A drawing should be no wider than this, which is a usual column of text: there its smallest texts, of 12 pixels, are
+# as large as they are here. It should be no wider than this many times its height, either. Only a drawing that is
+# narrow enough anyway may be flatter.
+_WIDEST, _MOST_RATIO, _NARROWEST = 730.0, 3.0, 500.0
+# A drawing whose layers stand in several rows should be no higher than this.
+_HIGHEST = 3_000.0
 # Widths of a layer that are tried one after another if a drawing is too wide.
-_WIDTHS = (860.0, 720.0, 600.0, 480.0, 340.0)
+_WIDTHS = (640.0, 540.0, 440.0, 340.0)
 # Half of the height that is kept free of a wire for its label.
 _HALF_LABEL = 8.0
 # Heights of a line and of a title; space around texts and around the drawing; distance of the boxes of a stack; height
@@ -327,10 +358,10 @@ _CSS = f"""
 .sharedtree-tied{{stroke-width:2}}
 .sharedtree-title{{font-size:13px;font-weight:700}}
 .sharedtree-line{{font-size:12px}}
-.sharedtree-label{{font-size:11px}}
+.sharedtree-label{{font-size:12px}}
 .sharedtree-label-tied{{font-weight:700}}
 .sharedtree-wire-tied{{stroke-width:2.6;stroke-dasharray:7 4}}
-.sharedtree-badge-text{{font-size:11px;font-weight:700}}
+.sharedtree-badge-text{{font-size:12px;font-weight:700}}
 .sharedtree-count-text{{font-size:12px;font-weight:700}}
 @supports(fill:color-mix(in srgb,red,blue)){{
 svg.sharedtree-drawing:root{{color:{_COLOURS["text"]}}}
@@ -379,7 +410,7 @@ def _svg_of(picture: _Picture, *, drawsvg: Any) -> str:
         pen.box(box, top)
     for wire, middle in zip(boxes.wires, placed.labels, strict=True):
         css = "sharedtree-label sharedtree-label-tied" if wire.is_tied else "sharedtree-label"
-        pen.text(wire.label, middle.x, middle.y + 4, 11, css, anchor="middle")
+        pen.text(wire.label, middle.x, middle.y + 4, 12, css, anchor="middle")
     for i, note in enumerate(notes):
         pen.text(note, -shift + _MARGIN, placed.size.height + 22 + i * _LINE, 12, "sharedtree-line")
     return str(drawing.as_svg())
@@ -509,7 +540,7 @@ class _Pen:
             text = _badge(box)
             badge_width = len(text) * _CHARACTER + 10
             self._rectangle(left + width - badge_width + 6, top - 7, badge_width, _BADGE, 4, "sharedtree-badge")
-            self.text(text, left + width + 6 - badge_width / 2, top + 6, 11, "sharedtree-badge-text", anchor="middle")
+            self.text(text, left + width + 6 - badge_width / 2, top + 6, 12, "sharedtree-badge-text", anchor="middle")
         if box.repeats > 1:
             text = f"×{box.repeats:,}"
             badge_width = len(text) * _CHARACTER + 12

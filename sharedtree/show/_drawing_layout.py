@@ -24,8 +24,14 @@ from ._tables import figure, shortened, times
 MOST_BOXES = 150
 """Default of the most boxes in a drawing."""
 
-# Most wires that leave a box, most lines of a box, most characters of a line, and most fields in the label of a wire.
-_MOST_BELOW, _MOST_LINES, _MOST_TEXT, _MOST_LABELS = 16, 12, 44, 4
+MOST_CHARACTERS = 92
+"""Most characters of a line of text that goes over the whole width of a drawing."""
+
+# Most wires that leave a box, most lines of a box, and most characters of a line.
+_MOST_BELOW, _MOST_LINES, _MOST_TEXT = 16, 12, 44
+
+# Most fields and most characters in the label of a wire. Another label still has room beside it.
+_MOST_LABELS, _MOST_LABEL = 4, 70
 
 
 class Box(NamedTuple):
@@ -270,7 +276,12 @@ def _label(labels: list[str]) -> str:
     texts = labels[:_MOST_LABELS]
     if len(labels) > _MOST_LABELS:
         texts.append(f"... {len(labels) - _MOST_LABELS:,} more")
-    return " = ".join(shortened(text, _MOST_TEXT) for text in texts)
+    most = min(_MOST_TEXT, (_MOST_LABEL + len(_EQUALS)) // len(texts) - len(_EQUALS))
+    return _EQUALS.join(shortened(text, most) for text in texts)
+
+
+# Stands between the names of fields that lead to one object.
+_EQUALS = " = "
 
 
 # --- placing boxes ----------------------------------------------------------------------------------------------------
@@ -318,27 +329,53 @@ class Placed(NamedTuple):
     size: Extent
 
 
-def place(
+class Arrangement(NamedTuple):
+    """Boxes and wires in layers, without an order within the layers and without positions.
+
+    Attributes:
+        sizes: size of each vertex. The first are the boxes.
+        layer_of: layer of each vertex.
+        edges: (start, stop) of each edge between vertices of neighbouring layers, in the order of the fields.
+        chains: for each wire, its vertices between its two boxes.
+        labels: for each wire, the vertex that is its label.
+        num_boxes: number of boxes.
+    """
+
+    sizes: list[Extent]
+    layer_of: list[int]
+    edges: list[tuple[int, int]]
+    chains: list[list[int]]
+    labels: list[int]
+    num_boxes: int
+
+    @property
+    def least_size(self) -> Extent:
+        """Size that the drawing has at least. Its height is exact, and it is as wide as its widest layer, or wider."""
+        num_layers = max(self.layer_of) + 1
+        widths, heights = [-_GAP] * num_layers, [0.0] * num_layers
+        for size, layer in zip(self.sizes, self.layer_of, strict=True):
+            widths[layer] += size.width + _GAP
+            heights[layer] = max(heights[layer], size.height)
+        return Extent(max(widths), sum(heights) + (num_layers - 1) * _BETWEEN_LAYERS)
+
+
+def arrange(
     boxes: Sequence[Extent],
     wires: Sequence[tuple[int, int]],
     labels: Sequence[Extent],
-    igraph: Any,
     *,
     widest: float | None = None,
     first: Collection[int] = (),
-) -> Placed:
-    """Places boxes and the labels of wires, so that none of them overlap.
+) -> Arrangement:
+    """Distributes boxes and the labels of wires over layers.
 
     Args:
         boxes: size of each box. The first is the root.
         wires: (start, stop) of each wire, as indices of boxes. They form no cycle.
         labels: size of the label of each wire.
-        igraph: the module `igraph`.
         widest: width of a layer of boxes, in pixels. What does not fit moves to the layer below. None for any width.
             Wires that go past a layer may make it wider.
         first: boxes that keep their layer if others can move.
-
-    The same input always has the same outcome.
     """
     natural_levels = _levels(len(boxes), wires)
     levels = natural_levels
@@ -365,6 +402,20 @@ def place(
             layer_of.append(layer)
         edges += zip([start, *chain], [*chain, stop], strict=True)
         chains.append(chain)
+    return Arrangement(sizes, layer_of, edges, chains, label_vertices, len(boxes))
+
+
+def place(arrangement: Arrangement, igraph: Any, *, room: float) -> Placed:
+    """Places boxes and the labels of wires, so that none of them overlap.
+
+    Args:
+        arrangement: the layers.
+        igraph: the module `igraph`.
+        room: width of the drawing, in pixels. It is not exceeded, unless a single layer is wider.
+
+    The same input always has the same outcome.
+    """
+    sizes, layer_of, edges, chains, label_vertices, num_boxes = arrangement
     # igraph chooses the order within each layer. Of its coordinates only that order is used.
     graph = igraph.Graph(n=len(sizes), edges=edges, directed=True)
     layout = graph.layout_sugiyama(layers=layer_of)
@@ -378,8 +429,9 @@ def place(
     if _is_mirrored(layers, edges):
         layers = [layer[::-1] for layer in layers]
     # Positions.
-    xs = _horizontal_positions(layers, [size.width for size in sizes], edges)
-    tops, height = _vertical_positions(layers, sizes)
+    xs = _horizontal_positions(layers, [size.width for size in sizes], edges, room)
+    heights = [max([sizes[vertex].height for vertex in layer], default=0.0) for layer in layers]
+    tops = list(itertools.accumulate(heights[:-1], lambda top, height: top + height + _BETWEEN_LAYERS, initial=0.0))
     points = [Point(x, tops[layer]) for x, layer in zip(xs, layer_of, strict=True)]
 
     def bends(vertex: int) -> list[Point]:
@@ -388,17 +440,17 @@ def place(
         A wire goes straight past a layer of boxes, from its top to its bottom. It goes through the middle of a layer
         of labels.
         """
-        (x, y), layer_height = points[vertex], _height(layers[layer_of[vertex]], sizes)
+        (x, y), height = points[vertex], heights[layer_of[vertex]]
         is_label_layer = layer_of[vertex] % 2
-        return [Point(x, y + layer_height / 2)] if is_label_layer else [Point(x, y), Point(x, y + layer_height)]
+        return [Point(x, y + height / 2)] if is_label_layer else [Point(x, y), Point(x, y + height)]
 
     width = max(x + size.width / 2 for x, size in zip(xs, sizes, strict=True))
     return Placed(
-        boxes=tuple(points[: len(boxes)]),
-        floors=tuple([tops[layer] + _height(layers[layer], sizes) for layer in layer_of[: len(boxes)]]),
+        boxes=tuple(points[:num_boxes]),
+        floors=tuple([tops[layer] + heights[layer] for layer in layer_of[:num_boxes]]),
         labels=tuple([bends(vertex)[0] for vertex in label_vertices]),
         bends=tuple([tuple([point for vertex in chain for point in bends(vertex)]) for chain in chains]),
-        size=Extent(width, height),
+        size=Extent(width, tops[-1] + heights[-1]),
     )
 
 
@@ -480,7 +532,7 @@ def _is_mirrored(layers: Sequence[Sequence[int]], edges: Sequence[tuple[int, int
 
 
 def _horizontal_positions(
-    layers: Sequence[Sequence[int]], widths: Sequence[float], edges: Sequence[tuple[int, int]]
+    layers: Sequence[Sequence[int]], widths: Sequence[float], edges: Sequence[tuple[int, int]], room: float
 ) -> list[float]:
     """Returns the x coordinate of the middle of each vertex. The leftmost edge of a vertex is at 0.
 
@@ -488,6 +540,7 @@ def _horizontal_positions(
         layers: the vertices of each layer, from left to right.
         widths: width of each vertex.
         edges: (start, stop) of each edge.
+        room: width of the drawing. Layers that are narrower keep within it.
     """
     parents: list[list[int]] = [[] for _ in widths]
     children: list[list[int]] = [[] for _ in widths]
@@ -497,24 +550,27 @@ def _horizontal_positions(
     xs = [0.0] * len(widths)
     # At first, each layer is packed around 0.
     for layer in layers:
-        _settle(layer, [0.0] * len(layer), widths, xs)
+        _settle(layer, [0.0] * len(layer), widths, xs, room)
     # Then each layer moves towards its parents, from top to bottom, and towards its children, from bottom to top.
     for sweep in range(_SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             neighbours = parents if sweep % 2 == 0 else children
-            targets = [_mean_position(neighbours[vertex], xs, default=xs[vertex]) for vertex in layer]
-            _settle(layer, targets, widths, xs)
+            # The mean position of its neighbours. A vertex without neighbours stays where it is.
+            targets: list[float] = []
+            for vertex in layer:
+                positions = [xs[neighbour] for neighbour in neighbours[vertex]]
+                targets.append(sum(positions) / len(positions) if positions else xs[vertex])
+            _settle(layer, targets, widths, xs, room)
     leftmost = min(x - width / 2 for x, width in zip(xs, widths, strict=True))
     return [x - leftmost for x in xs]
 
 
-def _mean_position(vertices: Sequence[int], xs: Sequence[float], *, default: float) -> float:
-    """Returns the mean x coordinate of vertices, or `default` if there are none."""
-    return sum(xs[vertex] for vertex in vertices) / len(vertices) if vertices else default
-
-
-def _settle(layer: Sequence[int], targets: Sequence[float], widths: Sequence[float], xs: list[float]) -> None:
+def _settle(
+    layer: Sequence[int], targets: Sequence[float], widths: Sequence[float], xs: list[float], room: float
+) -> None:
     """Moves the vertices of a layer as near as possible to their targets, in their order and without overlaps.
+
+    A layer keeps between `-room / 2` and `room / 2`. One that is wider than `room` has its middle at 0.
 
     The squares of the distances to the targets are minimal in sum. The algorithm is the pool of adjacent violators
     (Ayer and others, 1955): neighbours are pooled if they would overlap at their targets, and a pool moves as one.
@@ -524,7 +580,10 @@ def _settle(layer: Sequence[int], targets: Sequence[float], widths: Sequence[flo
         targets: the wanted x coordinate of each vertex of the layer.
         widths: width of each vertex of the whole drawing, by number.
         xs: x coordinate of each vertex of the whole drawing, by number. Those of the layer are overwritten.
+        room: width of the drawing.
     """
+    if not layer:
+        return
     # Distance of each vertex from the first one, if they stand as near together as possible.
     offsets, offset_so_far = list[float](), 0.0
     for i, vertex in enumerate(layer):
@@ -538,25 +597,15 @@ def _settle(layer: Sequence[int], targets: Sequence[float], widths: Sequence[flo
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
             (left_mean, n), (right_mean, m) = pools[-2:]
             pools[-2:] = [((left_mean * n + right_mean * m) / (n + m), n + m)]
-    means = [mean for mean, count in pools for _ in range(count)]
-    for vertex, mean, offset in zip(layer, means, offsets, strict=True):
-        xs[vertex] = mean + offset
-
-
-def _height(layer: Sequence[int], sizes: Sequence[Extent]) -> float:
-    """Returns the height of the highest vertex of a layer."""
-    return max((sizes[vertex].height for vertex in layer), default=0.0)
-
-
-def _vertical_positions(layers: Sequence[Sequence[int]], sizes: Sequence[Extent]) -> tuple[list[float], float]:
-    """Returns the y coordinate of the top of each layer, and the height of the drawing.
-
-    Args:
-        layers: the vertices of each layer.
-        sizes: size of each vertex.
-    """
-    tops, top = list[float](), 0.0
-    for layer in layers:
-        tops.append(top)
-        top += _height(layer, sizes) + _BETWEEN_LAYERS
-    return tops, top - _BETWEEN_LAYERS
+    # The best positions between two bounds are the best ones without bounds, each moved to the nearest bound (bounded
+    # isotonic regression). A pool without its offsets is one number, so this is one comparison for each pool.
+    leftmost = (widths[layer[0]] - room) / 2
+    rightmost = (room - widths[layer[-1]]) / 2 - offset_so_far
+    if leftmost > rightmost:
+        leftmost = rightmost = (leftmost + rightmost) / 2
+    i = 0
+    for mean, count in pools:
+        position = min(max(mean, leftmost), rightmost)
+        for vertex, offset in zip(layer[i : i + count], offsets[i : i + count], strict=True):
+            xs[vertex] = position + offset
+        i += count

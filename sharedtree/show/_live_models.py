@@ -16,7 +16,7 @@ from ..core._printing import printable
 from ..core._structure import LEAF, FlatDag, Node, roles_in
 from ..ties._list_ties import is_inexact, nbytes_of, read_tree, sources_of_view, text_of_function
 from ..tree._dag import Dag
-from ._description import Description, Edge, Part, described
+from ._description import Description, Edge, Part, Use, described
 
 _LIBRARY_ENTRIES = frozenset[str]().union(*[library.attributes.own_entries for library in LIBRARIES])
 """Names under which libraries keep entries of their own in an instance. Such an entry is no part of the model."""
@@ -95,7 +95,8 @@ def _parts(flat_dag: FlatDag) -> list[Part | None]:
         if op is LEAF:
             part = _leaf(flat_dag.leaves[number])
             # State, such as the running mean of a batch norm, is not trained.
-            parts.append(part._replace(parameters=0) if roles.is_state(number) else part)
+            role = roles.of_leaves.get(number)
+            parts.append(part._replace(use=role) if role == "state" or role == "optimizer state" else part)
         elif type(op) is not Node or op.type.cls is type(None):
             parts.append(None)
         elif op.type.is_view:
@@ -144,24 +145,29 @@ def _leaf(leaf: Any) -> Part:
         # Python and NumPy scalars. A Python scalar is shown by its class, such as `float`, since it has no dtype.
         array = np.asarray(leaf)
         dtype = str(array.dtype) if isinstance(leaf, np.generic) else type(leaf).__name__
-        parameters = int(is_inexact(leaf))
         return Part(
             "number",
             "",
             shape=(),
             dtype=dtype,
-            parameters=parameters,
+            numbers=1,
+            use=_use_of(leaf),
             nbytes=array.nbytes,
             has_identity=False,
         )
     shape = tuple(leaf.shape)
     # The default integer of NumPy has 32 bits on some platforms, which is too small for the size of a large array.
-    parameters = int(np.prod(shape, dtype=np.int64)) if is_inexact(leaf) else 0
+    numbers = int(np.prod(shape, dtype=np.int64))
     name = "NumPy" if isinstance(leaf, np.ndarray) else ""
     name = "abstract" if isinstance(leaf, jax.ShapeDtypeStruct) else name
     name = "Ref" if isinstance(leaf, jax.Ref) else name
     dtype = printable(str(leaf.dtype))
-    return Part("array", name, shape=shape, dtype=dtype, parameters=parameters, nbytes=nbytes_of(leaf))
+    return Part("array", name, shape=shape, dtype=dtype, numbers=numbers, use=_use_of(leaf), nbytes=nbytes_of(leaf))
+
+
+def _use_of(leaf: Any) -> Use:
+    """Returns the use of the numbers in a leaf that is no state."""
+    return "parameter" if is_inexact(leaf) else "other"
 
 
 def _step(key: Any) -> str:

@@ -72,7 +72,10 @@ class EqualBlocks:
             part = description[number]
             children = tuple([self._shape_classes[child] for child in part.children])
             # `nbytes` follows from shape and dtype, unless two dtypes of different sizes have one name.
-            key = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, part.through, children)
+            key = (
+                *(part.kind, part.name, part.steps, part.shape, part.dtype, part.use, part.nbytes, part.through),
+                children,
+            )
             self._shape_classes[number] = class_numbers.setdefault(key, len(class_numbers))
 
     def runs(self, number: int) -> Iterator[Run]:
@@ -221,8 +224,8 @@ class Row(NamedTuple):
         path: path from the root.
         part: the part in the row.
         repeats: number of neighbours in the row.
-        size: size of these neighbours together, each with the parts below it that have their first place there. Rows
-            within a run have the size of one member.
+        size: size of the part, with the parts below it that have their first place there. Of several neighbours, it is
+            the size of the first one.
         mark: number of its tie. None if the part is not tied.
         tied_to: path of the first place of a tied part, if this row is another place. Otherwise None.
         is_again: True if the part has its first place in another row, tied or not.
@@ -242,6 +245,11 @@ class Row(NamedTuple):
     is_again: bool
     is_cut: bool
     view: str = ""
+
+    @property
+    def is_for_each(self) -> bool:
+        """True if the row stands for several equal neighbours, and its size is that of each one."""
+        return self.repeats > 1 and not self.is_again and self.size.nbytes > 0
 
 
 class _PlaceOfRun(NamedTuple):
@@ -405,10 +413,7 @@ class Outline:
             is_again: True if the part has its first place in another row.
             depth: the deepest level that is shown. None for all.
         """
-        sizes, tie = self.description.sizes, self.ties.get(run.child)
-        # Members of other runs are one object, whose size counts once.
-        members = run.members if run.how == "equal" else run.members[:1]
-        size = Size(sum(sizes[i].parameters for i in members), sum(sizes[i].nbytes for i in members))
+        tie = self.ties.get(run.child)
         is_deepest = level == depth and not is_again
         return Row(
             depth=level,
@@ -416,7 +421,7 @@ class Outline:
             path=joined(parent_path, run.label),
             part=self.description[run.child],
             repeats=len(run.members),
-            size=Size(0, 0) if is_again else size,
+            size=Size(0, 0) if is_again else self.description.sizes[run.child],
             mark=tie.mark if tie else None,
             tied_to=self.path(run.child) if is_again and tie else None,
             is_again=is_again,

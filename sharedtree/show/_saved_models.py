@@ -4,20 +4,23 @@ The header's *manifest* has one node for each object of the model. A node is a l
 `"object"`, and then what that kind needs. A child is the number of a node, or a value that is written in place.
 """
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from ..core._node_types import Role, role_in_files
 from ..core._printing import printable
+from ..libraries._flax_linen import roles_by_step
 from ..serialise.arrays._dtypes import dtype_named
 from ..serialise.arrays._placing import ArrayEntry, key_dtype
-from ..serialise.trust._allow_list import STATE, STATE_ENTRIES
+from ..serialise.trust._allow_list import OPTIMIZER_STATE, STATE, STATE_ENTRIES
 from ..serialise.values._all_kinds_of_nodes import KINDS, inline_text, node_text, steps
 from ..serialise.values._nodes import Child, Manifest, Node
 from ..serialise.values._paths import array_nbytes, carries_identity
-from ._description import Description, Edge, Part, described
+from ._description import Description, Edge, Part, Use, described
 
 # Steps of a file that no path of the model has. Their children are static.
 _LEFT_OUT = ("<key>", "<aux>", ".<attributes>", ".default_factory")
@@ -31,7 +34,8 @@ def description_of_file(manifest: Manifest) -> Description:
 
     Static leaves and Python numbers are values in a file and have no part. Neither have containers that hold nothing
     else. Static fields that are containers of containers look like any others, and have one. State is recognised by the
-    names of the libraries' own classes. So an array in a user's subclass of such a class counts as parameters.
+    names of the libraries' own classes, and a `TrainState` by its attributes. So an array in a user's subclass of a
+    class of state counts as parameters.
 
     Cost: linear in the nodes and the references to them.
     """
@@ -40,41 +44,58 @@ def description_of_file(manifest: Manifest) -> Description:
     step_texts: dict[str, str] = {}
     for node in manifest.nodes:
         parts.append(_part(manifest, node, parts, step_texts))
-    for number in _state_in(manifest):
+    for number, role in _roles_in(manifest).items():
         part = parts[number]
-        if part is not None and part.parameters:
-            parts[number] = part._replace(parameters=0)
+        if part is not None and (role == "state" or role == "optimizer state"):
+            parts[number] = part._replace(use=role)
     # The root may be a value in place, or a node without a part.
     root = manifest.root if type(manifest.root) is int else len(parts)
     return described(parts, root, is_none=manifest.root is None)
 
 
-def _state_in(manifest: Manifest) -> set[int]:
-    """Returns the nodes that are state at all of their places.
+def _roles_in(manifest: Manifest) -> dict[int, Role | None]:
+    """Returns node → its role, None for a node that is no state. Of different roles at several places, None holds.
 
     A node is state at a place below a class of state, or below an attribute that is marked as state.
     """
-    # Whether it is state at the place → the nodes with such a place.
-    visited: dict[bool, set[int]] = {True: set(), False: set()}
-    stack = [(manifest.root, False)]
+    # Role at a place → the nodes with such a place. In the order of their strength.
+    visited: dict[Role | None, set[int]] = {None: set(), "state": set(), "optimizer state": set()}
+    stack: list[tuple[Child, Role | None]] = [(manifest.root, None)]
     while stack:
-        number, is_state = stack.pop()
-        if type(number) is not int or number in visited[is_state]:
+        number, role = stack.pop()
+        if type(number) is not int or number in visited[role]:
             continue
         node = manifest.nodes[number]
         is_instance = node[0] in ("object", "registered")
-        is_state = is_state or (is_instance and manifest.types[node[1]].name in STATE)
-        visited[is_state].add(number)
+        if role is None and is_instance:
+            role = _role_of_class(manifest.types[node[1]].name)
+        visited[role].add(number)
         edges = list(steps(manifest, node))
-        marked_steps = _steps_marked_as_state(manifest, edges) if is_instance else ()
-        stack += [(child, is_state or step in marked_steps) for child, step in edges]
-    return visited[True] - visited[False]
+        # Everything below state is state of the same kind.
+        roles_below = _roles_of_attributes(manifest, edges) if role is None and is_instance else {}
+        for child, step in edges:
+            stack.append((child, role if role is not None else roles_below.get(step)))
+    roles: dict[int, Role | None] = {}
+    for role, numbers in visited.items():
+        for number in numbers:
+            roles.setdefault(number, role)
+    return roles
 
 
-def _steps_marked_as_state(manifest: Manifest, edges: Sequence[tuple[Child, str]]) -> Collection[str]:
-    """Returns the steps to the attributes of an instance that are state.
+def _role_of_class(name: str) -> Role | None:
+    """Returns the role of all that is below an instance of a class. None if its name does not say that it is state."""
+    if name in STATE:
+        return "state"
+    if name in OPTIMIZER_STATE:
+        return "optimizer state"
+    return role_in_files(name)
 
-    Libraries such as `sharedtree.Module` keep an entry in each instance: a dict of the kinds of its attributes.
+
+def _roles_of_attributes(manifest: Manifest, edges: Sequence[tuple[Child, str]]) -> dict[str, Role | None]:
+    """Returns step → role for the attributes of an instance that are state.
+
+    Libraries such as `sharedtree.Module` keep an entry in each instance: a dict of the kinds of its attributes. Others
+    are known by their attributes.
 
     Args:
         manifest: the manifest of the file.
@@ -83,8 +104,8 @@ def _steps_marked_as_state(manifest: Manifest, edges: Sequence[tuple[Child, str]
     for child, step in edges:
         if step.removeprefix(".") in STATE_ENTRIES and type(child) is int and manifest.nodes[child][0] == "dict":
             _, names, kinds = manifest.nodes[child]
-            return [f".{name}" for name, kind in zip(names, kinds, strict=True) if kind == "state"]
-    return ()
+            return {f".{name}": "state" for name, kind in zip(names, kinds, strict=True) if kind == "state"}
+    return roles_by_step([step for _, step in edges])
 
 
 def _part(manifest: Manifest, node: Node, parts: list[Part | None], step_texts: dict[str, str]) -> Part | None:
@@ -199,12 +220,10 @@ def _array(entry: ArrayEntry) -> Part:
     nbytes = array_nbytes(entry)
     if entry.key is not None:
         # The last axis of the stored array is the data of one key, which is no axis of the key array.
-        dtype = str(key_dtype(entry.key))
-        return Part("array", "", shape=entry.shape[:-1], dtype=printable(dtype), nbytes=nbytes)
-    dtype = dtype_named(entry.dtype)
+        shape, dtype = entry.shape[:-1], printable(str(key_dtype(entry.key)))
+        return Part("array", "", shape=shape, dtype=dtype, numbers=_num_elements(shape), nbytes=nbytes)
     name = "NumPy" if entry.kind == "numpy" else ""
-    text, parameters = printable(entry.dtype), _num_parameters(entry.shape, dtype)
-    return Part("array", name, shape=entry.shape, dtype=text, parameters=parameters, nbytes=nbytes)
+    return _array_of_numbers(name, entry.shape, entry.dtype, nbytes)
 
 
 def _abstract_array(manifest: Manifest, node: Node) -> Part:
@@ -212,20 +231,28 @@ def _abstract_array(manifest: Manifest, node: Node) -> Part:
     shape, child = tuple(node[1]), node[2]
     # The dtype is a node of its own or a value in place.
     dtype_node = manifest.nodes[child] if type(child) is int else child
-    name = str(dtype_node[1])
+    name, numbers = str(dtype_node[1]), _num_elements(shape)
     if dtype_node[0] == "key_dtype":
         dtype = key_dtype(name)
-        nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        return Part("array", "abstract", shape=shape, dtype=printable(str(dtype)), nbytes=nbytes)
-    dtype = dtype_named(name)
-    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    text, parameters = printable(name), _num_parameters(shape, dtype)
-    return Part("array", "abstract", shape=shape, dtype=text, parameters=parameters, nbytes=nbytes)
+        nbytes = numbers * dtype.itemsize
+        return Part("array", "abstract", shape=shape, dtype=printable(str(dtype)), numbers=numbers, nbytes=nbytes)
+    return _array_of_numbers("abstract", shape, name, numbers * dtype_named(name).itemsize)
 
 
-def _num_parameters(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-    """Returns the number of entries of an array, or 0 if its dtype cannot be differentiated.
+def _array_of_numbers(name: str, shape: tuple[int, ...], dtype: str, nbytes: int) -> Part:
+    """Returns the part of an array that is no array of keys. Its numbers are parameters if they can be differentiated.
 
-    A file may claim any shape, so the product is taken in Python integers, which cannot overflow.
+    Args:
+        name: name of the part.
+        shape: shape of the array.
+        dtype: name of its dtype.
+        nbytes: number of its bytes.
     """
-    return int(np.prod(shape, dtype=object)) if jnp.issubdtype(dtype, np.inexact) else 0
+    use: Use = "parameter" if jnp.issubdtype(dtype_named(dtype), np.inexact) else "other"
+    numbers = _num_elements(shape)
+    return Part("array", name, shape=shape, dtype=printable(dtype), numbers=numbers, use=use, nbytes=nbytes)
+
+
+def _num_elements(shape: tuple[int, ...]) -> int:
+    """Returns the number of elements of an array. A file may claim any shape, so Python's integers are multiplied."""
+    return math.prod(shape)

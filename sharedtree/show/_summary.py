@@ -20,9 +20,11 @@ class Summary:
 
     Attributes:
         parameters: number of trainable numbers in the model. Those of a tied array count once.
+        state: number of numbers that are state of the model, such as the statistics of a batch norm and random streams.
+        optimizer_state: number of numbers that are state of an optimizer.
         untied_parameters: number of trainable numbers if nothing were tied. At most 10^30.
-        nbytes: bytes of the arrays. Those of a tied array count once.
-        untied_nbytes: bytes of the arrays if nothing were tied. At most 10^30.
+        nbytes: bytes of all arrays. Those of a tied array count once.
+        untied_nbytes: bytes of all arrays if nothing were tied. At most 10^30.
         num_ties: number of objects with several places. An object inside a tied module counts only if it has places
             outside that module, too.
         rows: all rows of the table, down to the chosen depth.
@@ -34,8 +36,10 @@ class Summary:
         """Takes the totals of an outline. For `depth` and `lines`, see `summary`."""
         self._outline, self._depth, self._lines = outline, depth, lines
         description = outline.description
-        self.parameters, self.nbytes = description.size
-        self.untied_parameters, self.untied_nbytes = description.untied_size
+        size, untied_size = description.size, description.untied_size
+        self.parameters, self.state, self.optimizer_state = size.parameters, size.state, size.optimizer_state
+        self.nbytes = size.nbytes
+        self.untied_parameters, self.untied_nbytes = untied_size.parameters, untied_size.nbytes
         self.num_ties = description.num_ties
 
     @property
@@ -89,9 +93,13 @@ class _ForRich:
 def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> Summary:
     """Shows a model as a table: path, class, shape, dtype, parameters, bytes. Every tie is marked and counted once.
 
-    Three or more equal neighbours (`.layers[0]` to `.layers[11]`) are one row with `×12`, above the rows of the first.
-    Neighbours are equal if they have one class, and equal fields, shapes, dtypes and ties. Values and static fields are
-    not compared. A neighbour tied to another part of the model has a row of its own.
+    Parameters are what an optimizer trains. If the model has state, such as the statistics of a batch norm, or there is
+    state of an optimizer beside it, each has a column and a total of its own.
+
+    Three or more equal neighbours (`.layers[0]` to `.layers[11]`) are one row with `×12 each`, above the rows of the
+    first. Its numbers are those of one of them. Neighbours are equal if they have one class, and equal fields, shapes,
+    dtypes and ties. Values and static fields are not compared. A neighbour tied to another part of the model has a row
+    of its own.
 
     Args:
         tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
@@ -129,7 +137,8 @@ def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> S
         (15, 27)
 
     Limitations: static leaves and None have no row. Parameters are floating-point or complex numbers that are not
-    state, whether they are trained or not, as in `count_parameters`. A variable of Flax NNX is one row with its array.
+    state, whether they are trained or not, as in `count_parameters`. State is what a library says is state; in a plain
+    dict, such as Linen's `variables`, nobody says so. A variable of Flax NNX is one row with its array.
     """
     for name, value in (("depth", depth), ("lines", lines)):
         if value is not None and value < 0:

@@ -342,7 +342,7 @@ def count_parameters(tree: Any) -> int:
     Args:
         tree: a module, or any container of modules and arrays. Abstract arrays count. State, as its library defines it,
             does not, as for `sharedtree.optimizer`: NNX's `BatchStat` and its kin, a `state_field`, an
-            `equinox.nn.State`.
+            `equinox.nn.State`, the state of an optax transformation, and all of Flax's `TrainState` but `params`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -1,5 +1,7 @@
 """Models that are shown, and what is known of them without asking the library."""
 
+import random
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -57,3 +59,12 @@ def counted(tree, *, unique):
         convention = "equinox" if isinstance(obj, eqx.Module) else convention
         stack.extend((child, convention) for _, child in dags.children(obj))
     return parameters, nbytes
+
+
+def random_dag(num_nodes, reach=30):
+    """A node that reaches many others, each of which holds up to three of those made shortly before it."""
+    generator, nodes = random.Random(0), []
+    for i in range(num_nodes):
+        inputs = generator.sample(nodes[-reach:], min(len(nodes), generator.choice([1, 1, 2, 2, 3])))
+        nodes.append(dags.Record(np.ones(i % 7 + 1), inputs))
+    return nodes[-1]

@@ -15,7 +15,7 @@ import sharedtree as st
 from tests import strategies as dags
 from tests.strategies import paths_by_object
 
-from .models import block, language_model
+from .models import block, language_model, random_dag
 
 pytest.importorskip("igraph")
 pytest.importorskip("drawsvg")
@@ -154,14 +154,29 @@ def size_of(picture):
     return float(picture.root.get("width")), float(picture.root.get("height"))
 
 
-UNEQUAL = {"layers": [eqx.nn.Linear(i + 1, 2, key=jax.random.key(0)) for i in range(12)]}
+W = jnp.ones(2)
+MODELS = {
+    "one layer": language_model(1),
+    "two layers": language_model(2),
+    "24 layers": language_model(24),
+    "unequal layers": {"layers": [eqx.nn.Linear(i + 1, 2, key=jax.random.key(0)) for i in range(12)]},
+    "a long name": {"a" * 60: []},
+    "long names of one array": {letter * 60: W for letter in "abcdefgh"},
+    "a deep tree": [[[[{"a": [W, [i, jnp.ones(i)]]} for i in range(j)] for j in range(4)] for _ in range(2)], W],
+    "hidden ties": [[[[W, jnp.ones(i)], [W, jnp.ones(i)]] for i in range(j)] for j in range(90)],
+    "a DAG of a thousand nodes": random_dag(1_000),
+}
 
 
-@pytest.mark.parametrize("model", [language_model(1), language_model(2), language_model(24), UNEQUAL, {"a" * 60: []}])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_no_drawing_is_wider_than_a_page_or_much_wider_than_high(model):
-    width, height = size_of(Picture(st.draw(model)))
-    assert width <= 1_000
+    picture = Picture(st.draw(model))
+    width, height = size_of(picture)
+    assert width <= 730
     assert width <= 3 * height + 1
+    assert min(float(text.get("font-size")) for text in picture.all if text.tag == f"{NAMESPACE}text") >= 12
+    style = next(each.text for each in picture.all if each.tag == f"{NAMESPACE}style")
+    assert min(map(int, re.findall(r"font-size:(\d+)px", style))) >= 12
 
 
 def test_two_equal_neighbours_are_folded_only_where_there_is_no_room():
@@ -195,7 +210,7 @@ def test_24_layers_are_a_stack():
     assert picture.texts_of("sharedtree-badge-text") == ["#1", "#2 ×24", "#3"]
     assert "4 parameters, at 24 places" in picture.texts
     assert len(drawing.svg) < 20_000
-    assert float(picture.root.get("width")) <= 1_000
+    assert float(picture.root.get("width")) <= 730
 
 
 def test_one_layer_at_many_places_is_one_box():

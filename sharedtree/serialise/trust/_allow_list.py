@@ -99,19 +99,7 @@ _ROWS = (
                 owens_t poch polygamma rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
         """,
     ),
-    # The states of Optax are namedtuples. Its transformations hold functions that it makes on each call, and no name
-    # leads to these.
-    NamesInFiles("optax", kinds=("namedtuple",)),
     NamesInFiles("chex"),
-    NamesInFiles(
-        "flax",
-        instances="""
-            flax.core: FrozenDict
-            flax.training.train_state: TrainState
-            sharedtree.linen: TrainState
-        """,
-        functions="flax.linen.linear: default_embed_init default_kernel_init",
-    ),
     NamesInFiles(
         "lineax",
         kinds=_DATA,
@@ -149,7 +137,7 @@ _ROWS = (
             diffrax._root_finder._with_tols: use_stepsize_tol
         """,
     ),
-    # Equinox, Flax NNX, treex, treeo, sharedtree and the rest with a file in `libraries/`.
+    # Equinox, Flax, optax, treex, treeo, sharedtree and the rest with a file in `libraries/`.
     *[library.names for library in LIBRARIES],
 )
 
@@ -187,6 +175,9 @@ PACKAGES = frozenset(ROW_OF) - NAMES_ONLY
 
 STATE = _names_of_all_rows("state")
 """Classes whose instances hold state, not parameters. Allows nothing: tables about a file use it for a column."""
+
+OPTIMIZER_STATE = _names_of_all_rows("optimizer_state")
+"""The same for the state of optimizers."""
 
 STATE_ENTRIES = tuple([row.state_entry for row in _ROWS if row.state_entry])
 """For each library that has one: the entry of an instance that says which of its attributes are state."""
