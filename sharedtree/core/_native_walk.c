@@ -32,6 +32,7 @@ THE DATA, from the top of this file to its end:
 
     Table     address -> number or pointer: the kinds by class, the facts by value, the numbers of objects in one walk
     Fact      a static value that never changes, and its token
+    Record    a class of static values, and how the content of an instance is written
     Kind      a class: how its instances are read, and the number that stands for it in keys
     Layout    the attributes of NNX objects, which differ within one class
     Tags      the objects that were visited, each with its number: an object that comes again becomes a reference R
@@ -46,6 +47,7 @@ THE DATA, from the top of this file to its end:
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 100000
 #define MAX_TEXT 4096
+#define MAX_BYTES 65536
 #define MAX_LAYOUTS 4096 /* the layouts of one class; for an `nnx.List` each length is one */
 
 /* The rules of a walk, see `flags_of` in `_pack_and_unpack.py`. */
@@ -218,11 +220,13 @@ static void drop_holder(void *value)
 static PyObject *references; /* address -> a weak reference that calls `forget_dead` */
 
 static void retire_kind(void *type);
+static void retire_record(void *type);
 
-/* Forgets the kind and the fact of a dead object. Weak references call it. */
+/* Forgets the kind, the record and the fact of a dead object. Weak references call it. */
 static PyObject *forget_dead(PyObject *address, PyObject *reference)
 {
     retire_kind(PyLong_AsVoidPtr(address));
+    retire_record(PyLong_AsVoidPtr(address));
     drop_holder(PyLong_AsVoidPtr(address));
     if (PyDict_GetItemWithError(references, address) == reference && PyDict_DelItem(references, address) < 0)
         return NULL;
@@ -329,6 +333,78 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
         replace(&parts_of(held)[0], held_pairs);
     PyErr_Clear();
     return held;
+}
+
+/* --- records: static values that are recognised by their content ---------------------------------------------------- */
+
+/* Some static values are made anew for each call, such as the `GraphDef` of `nnx.split(model)`, and others may change, such as a
+   config. No address helps there. If C can read all parts of such a value, it writes its *content*, and looks this up in
+   `contents`:
+
+       GraphDef([NodeDef(Net, 0)], ...)   →   b"C <GraphDef> [ 1 C <NodeDef> P <Net> i 0 ..."   →   the token of this GraphDef
+
+   Two contents are equal only if the values are equal for Python: the content has the class and the sign of each part. The reverse
+   does not hold. A value with an unknown content has a token as well, since Python is asked for it.
+
+   A record says how instances of one class are read. It is the tuple (shape, number, names, is_watched):
+
+       RECORD_FIELDS     a dataclass; its content is that of the fields in `names`
+       RECORD_ITEMS      a namedtuple; its content is that of its items
+       RECORD_MAPPING    a mapping that is compared by its own `==`; its dictionary is the attribute `names[0]`
+       RECORD_BYTES      a NumPy array or number; its content is that of the attributes in `names`, its dtype among them, and its bytes
+       RECORD_EQUAL      a class whose `==` decides; in the content is the hash, and a value found by it must be equal
+
+   `is_watched` is 1 if there can be weak references to instances, so that facts about them can be entered. */
+enum { RECORD_FIELDS, RECORD_ITEMS, RECORD_MAPPING, RECORD_BYTES, RECORD_EQUAL, NUM_RECORD_SHAPES };
+enum { SHAPE_OF_RECORD, NUMBER_OF_RECORD, NAMES_OF_RECORD, IS_WATCHED, NUM_OF_RECORD };
+
+/* Class -> record, a strong reference. The number of a record is never used again, so the address of a dead class may be. */
+static Table records;
+static long num_records;
+
+/* Returns the record of a class, a new reference; NULL if there is none. */
+static PyObject *record_of(PyTypeObject *type)
+{
+    return Py_XNewRef((PyObject *)get_pointer(&records, type));
+}
+
+static long number_in_record(PyObject *record, Py_ssize_t i)
+{
+    return PyLong_AsLong(PyTuple_GetItem(record, i));
+}
+
+static void retire_record(void *type)
+{
+    PyObject *record = get_pointer(&records, type);
+    if (record != NULL)
+        reset_value(&records, type, NO_VALUE);
+    Py_XDECREF(record);
+}
+
+/* Enters a record, if the class has none yet: (class, shape, names, is_watched). */
+static PyObject *native_learn_record(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *type, *names;
+    int shape, is_watched;
+    if (!PyArg_ParseTuple(args, "O!iO!p", &PyType_Type, &type, &shape, &PyTuple_Type, &names, &is_watched))
+        return NULL;
+    if (shape < 0 || shape >= NUM_RECORD_SHAPES || (shape == RECORD_MAPPING && PyTuple_Size(names) != 1))
+        return raise_null(PyExc_ValueError, "no such record");
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
+        if (!PyUnicode_CheckExact(PyTuple_GetItem(names, i)))
+            return raise_null(PyExc_TypeError, "a name is a text");
+    }
+    if (get_pointer(&records, type) != NULL)
+        return none();
+    PyObject *record = Py_BuildValue("ilOi", shape, num_records, names, is_watched);
+    /* Making a weak reference may collect garbage, and so run Python. So the class is looked up once more. */
+    int is_new = record != NULL && watch(type) == DONE && get_pointer(&records, type) == NULL;
+    if (!is_new || set_value(&records, type, (intptr_t)record) < 0) {
+        Py_XDECREF(record);
+        return PyErr_Occurred() ? NULL : none();
+    }
+    num_records++;
+    return none();
 }
 
 /* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
@@ -649,8 +725,44 @@ static int has_room(Walk *w, Py_ssize_t size, int depth)
     return 1;
 }
 
-/* Writes a static value: built-in ones by content, others by address. Runs no Python, so the parts of a container need not be
-   held meanwhile. */
+static int emit_static(Walk *w, PyObject *value, int depth);
+
+/* Writes the keys and values of a dictionary. */
+static int emit_dict_items(Walk *w, PyObject *dict, int depth)
+{
+    PyObject *borrowed_key, *borrowed_item;
+    Py_ssize_t cursor = 0;
+    TRY(emit_count(w, '{', PyDict_Size(dict)));
+    while (PyDict_Next(dict, &cursor, &borrowed_key, &borrowed_item)) {
+        OWNED *key = Py_NewRef(borrowed_key), *item = Py_NewRef(borrowed_item);
+        TRY(emit_static(w, key, depth + 1));
+        TRY(emit_static(w, item, depth + 1));
+    }
+    return DONE;
+}
+
+/* Writes the dictionary of a mapping. The mapping itself is pinned: `remember` in Python asks whether its hash is the one that it
+   once gave. */
+static int emit_mapping(Walk *w, PyObject *mapping, PyObject *name, int depth)
+{
+    OWNED *dict = PyObject_GenericGetAttr(mapping, name);
+    if (dict == NULL)
+        return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
+    if (!PyDict_CheckExact(dict) || !has_room(w, PyDict_Size(dict), depth + 1))
+        return UNHANDLED;
+    TRY(grow(&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places));
+    w->places[w->pins.size] = w->key_size;
+    TRY(push(&w->pins, mapping));
+    w->mappings++;
+    int outcome = emit_dict_items(w, dict, depth + 1);
+    w->mappings--;
+    return outcome;
+}
+
+static int emit_record(Walk *w, PyObject *record, PyObject *value, int depth);
+
+/* Writes a static value: built-in ones by content, others by address, or in a content by their record. Runs no Python, except in
+   a content, where reading an attribute may. So there the parts of a container are held. */
 static int emit_static(Walk *w, PyObject *value, int depth)
 {
     PyTypeObject *type = Py_TYPE(value);
@@ -665,28 +777,75 @@ static int emit_static(Walk *w, PyObject *value, int depth)
     }
     if (type == &PyFloat_Type) {
         double number = PyFloat_AsDouble(value);
-        return emit(w, 'd', &number, sizeof number);
+        /* For the `==` of a mapping, `nan` differs from every other `nan`. */
+        return w->mappings && number != number ? UNHANDLED : emit(w, 'd', &number, sizeof number);
     }
     /* An exact walk tells a list or a dictionary of the user from another one with the same content. */
     int is_users_object = w->flags & EXACT && (type == &PyList_Type || type == &PyDict_Type);
     if (!is_users_object && (type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
         Py_ssize_t size = length_of(value);
         TRY(emit_count(w, type == &PyTuple_Type ? '(' : '[', size));
-        for (Py_ssize_t i = 0; i < size; i++)
-            TRY(emit_static(w, item_at(value, i), depth + 1));
-        return DONE;
-    }
-    if (!is_users_object && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
-        PyObject *key, *item;
-        Py_ssize_t cursor = 0;
-        TRY(emit_count(w, '{', PyDict_Size(value)));
-        while (PyDict_Next(value, &cursor, &key, &item)) {
-            TRY(emit_static(w, key, depth + 1));
+        for (Py_ssize_t i = 0; i < size; i++) {
+            OWNED *item = Py_XNewRef(item_at(value, i));
+            NEED(item);
             TRY(emit_static(w, item, depth + 1));
         }
         return DONE;
     }
-    return emit_address(w, value);
+    if (!is_users_object && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth))
+        return emit_dict_items(w, value, depth);
+    OWNED *record = w->is_content ? record_of(type) : NULL;
+    return record == NULL ? emit_address(w, value) : emit_record(w, record, value, depth);
+}
+
+static int is_traced_dtype(PyObject *object);
+
+/* Writes the bytes of a NumPy array or number. UNHANDLED for other dtypes than those of numbers, since the bytes of objects are
+   addresses, and for a large array. In a mapping, where `==` decides, -0.0 equals 0.0. */
+static int emit_bytes(Walk *w, PyObject *value)
+{
+    if (w->mappings || !is_traced_dtype(value))
+        return UNHANDLED;
+    OWNED *size = PyObject_GetAttr(value, name_nbytes), *bytes = NULL;
+    NEED(size);
+    if (PyLong_AsSsize_t(size) > MAX_BYTES)
+        return UNHANDLED;
+    bytes = PyObject_CallMethodObjArgs(value, name_tobytes, NULL);
+    NEED(bytes);
+    if (!PyBytes_CheckExact(bytes))
+        return FAILED;
+    Py_ssize_t count = PyBytes_Size(bytes);
+    TRY(emit_count(w, 'b', count));
+    TRY(grow(&w->key, &w->key_room, w->key_size + (size_t)count, 1));
+    memcpy(w->key + w->key_size, PyBytes_AsString(bytes), (size_t)count);
+    w->key_size += (size_t)count;
+    return DONE;
+}
+
+/* Writes the content of a static value by its record. UNHANDLED if it cannot be read in this way. */
+static int emit_record(Walk *w, PyObject *record, PyObject *value, int depth)
+{
+    long shape = number_in_record(record, SHAPE_OF_RECORD);
+    PyObject *names = PyTuple_GetItem(record, NAMES_OF_RECORD);
+    Py_ssize_t size = shape == RECORD_ITEMS ? PyTuple_Size(value) : PyTuple_Size(names);
+    if (shape == RECORD_EQUAL)
+        return emit_address(w, value);
+    if (size < 0 || !has_room(w, size, depth))
+        return size < 0 ? FAILED : UNHANDLED;
+    TRY(emit_count(w, 'C', number_in_record(record, NUMBER_OF_RECORD)));
+    /* The number of items is the class's, unless somebody calls `tuple.__new__`. */
+    if (shape == RECORD_ITEMS)
+        TRY(emit_count(w, '(', size));
+    if (shape == RECORD_MAPPING)
+        return emit_mapping(w, value, PyTuple_GetItem(names, 0), depth);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        OWNED *part = shape == RECORD_ITEMS ? Py_XNewRef(PyTuple_GetItem(value, i))
+                                            : PyObject_GenericGetAttr(value, PyTuple_GetItem(names, i));
+        if (part == NULL)
+            return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
+        TRY(emit_static(w, part, depth + 1));
+    }
+    return shape == RECORD_BYTES ? emit_bytes(w, value) : DONE;
 }
 
 /* Writes each static value in a tuple. */
@@ -1635,13 +1794,192 @@ static int settle_pin_by_facts(Walk *w, size_t i)
     return DONE;
 }
 
+/* The parts of `Token.contents[content]`: whether values of this content never change, the values to be compared, and the pins. */
+enum { IS_SETTLED, EQUAL_VALUES, PINS_OF_CONTENT, NUM_OF_CONTENT };
+
+/* Puts the hash of a value of RECORD_EQUAL into a content, and appends the value to `equal_values`. UNHANDLED for other values. */
+static int settle_part_by_hash(Walk *w, size_t i, PyObject *equal_values)
+{
+    OWNED *value = Py_NewRef(w->pins.items[i]), *record = record_of(type_of_pin(w, i));
+    if (record == NULL || number_in_record(record, SHAPE_OF_RECORD) != RECORD_EQUAL)
+        return UNHANDLED;
+    int64_t numbers[2] = {PyObject_Hash(value), number_in_record(record, NUMBER_OF_RECORD)};
+    if (PyErr_Occurred())
+        return drop_error(PyExc_TypeError) ? UNHANDLED : FAILED;
+    w->key[w->places[i]] = 'H';
+    memcpy(w->key + w->places[i] + 1, numbers, sizeof numbers);
+    return PyList_Append(equal_values, value);
+}
+
+static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must_be_settled);
+
+/* Writes the content of a value to the end of the key, and settles the parts in it. UNHANDLED if it cannot be written, or if Python
+   would have to be asked without `may_ask`. The caller rewinds the walk. */
+static int write_content(Walk *w, PyObject *value, PyObject *record, int may_ask, PyObject *equal_values)
+{
+    size_t first = w->pins.size;
+    OWNED *values = may_ask ? PyList_New(0) : NULL, *numbers = may_ask ? PyList_New(0) : NULL;
+    if (may_ask && (values == NULL || numbers == NULL))
+        return FAILED;
+    w->is_content = 1;
+    int outcome = emit_record(w, record, value, 0);
+    w->is_content = 0, w->mappings = 0;
+    TRY(outcome);
+    for (size_t i = first; i < w->pins.size; i++) {
+        if (w->key[w->places[i]] != 'P')
+            continue; /* a mapping, which is written out */
+        outcome = settle_pin_by_facts(w, i);
+        if (outcome == UNHANDLED)
+            outcome = settle_part_by_hash(w, i, equal_values);
+        if (outcome == UNHANDLED && may_ask) {
+            TRY(PyList_Append(values, w->pins.items[i]));
+            outcome = append_new(numbers, PyLong_FromSize_t(i));
+        }
+        TRY(outcome);
+    }
+    return may_ask && PyList_Size(values) > 0 ? ask_about_pins(w, values, numbers, 1) : DONE;
+}
+
+/* Returns the content of a value as bytes, and the pins of it; both NULL if it has none. */
+static int content_of(Walk *w, PyObject *value, PyObject *record, int may_ask, PyObject *equal_values, PyObject **content,
+                      PyObject **pins)
+{
+    Position position = position_of(w);
+    int outcome = write_content(w, value, record, may_ask, equal_values);
+    if (outcome == DONE) {
+        size_t size = w->key_size - position.key_size;
+        *content = PyBytes_FromStringAndSize(w->key + position.key_size, (Py_ssize_t)size);
+        *pins = *content == NULL || !may_ask ? NULL : PyTuple_New((Py_ssize_t)(w->pins.size - position.pins));
+        for (size_t i = position.pins; *pins != NULL && i < w->pins.size; i++)
+            PyTuple_SetItem(*pins, (Py_ssize_t)(i - position.pins), Py_NewRef(w->pins.items[i]));
+        if (*content == NULL || (may_ask && *pins == NULL))
+            outcome = FAILED;
+    }
+    rewind(w, position);
+    return outcome;
+}
+
+/* Returns 1 if two sequences have as many values, equal ones of the same classes; -1 on an error. */
+static int are_equal(PyObject *known_values, PyObject *values)
+{
+    if (!PyTuple_CheckExact(known_values) || PyTuple_Size(known_values) != PyList_Size(values))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(values); i++) {
+        OWNED *known = Py_NewRef(PyTuple_GetItem(known_values, i)), *value = Py_NewRef(PyList_GetItem(values, i));
+        int is_equal = Py_TYPE(known) == Py_TYPE(value) ? PyObject_RichCompareBool(known, value, Py_EQ) : 0;
+        if (is_equal != 1)
+            return is_equal;
+    }
+    return 1;
+}
+
+/* Settles a pinned value by its content; UNHANDLED if Python has to be asked. */
+static int settle_pin_by_content(Walk *w, size_t i)
+{
+    PyTypeObject *type = type_of_pin(w, i);
+    OWNED *value = Py_NewRef(w->pins.items[i]), *record = w->flags & EXACT ? NULL : record_of(type);
+    OWNED *equal_values = NULL, *content = NULL, *pins = NULL, *entry = NULL, *token = NULL, *known = NULL, *found = NULL;
+    if (record == NULL || Py_TYPE(value) != type || number_in_record(record, SHAPE_OF_RECORD) == RECORD_EQUAL)
+        return UNHANDLED;
+    equal_values = PyList_New(0);
+    NEED(equal_values);
+    TRY(content_of(w, value, record, 0, equal_values, &content, &pins));
+    entry = Py_XNewRef(PyDict_GetItemWithError(contents, content));
+    NEED(entry);
+    token = referent(entry);
+    NEED(token);
+    known = PyObject_GetAttr(token, name_contents);
+    NEED(known);
+    found = PyDict_CheckExact(known) ? Py_XNewRef(PyDict_GetItemWithError(known, content)) : NULL;
+    NEED(found);
+    if (!is_record(found, NUM_OF_CONTENT))
+        return UNHANDLED;
+    int is_equal = are_equal(PyTuple_GetItem(found, EQUAL_VALUES), equal_values);
+    if (is_equal != 1)
+        return is_equal < 0 ? FAILED : UNHANDLED;
+    /* From here on as if Python had answered. */
+    if (PyTuple_GetItem(found, IS_SETTLED) == Py_True) {
+        if (w->settled != NULL) {
+            TRY(PyList_Append(w->settled, value));
+            TRY(PyList_Append(w->settled, token));
+        }
+        if (number_in_record(record, IS_WATCHED))
+            TRY(add_fact_weakly(value, type, token));
+    }
+    put_token(w, i, token);
+    return DONE;
+}
+
+/* Lets Python remember the content for which it gave a token, unless the value has changed since the content was written. */
+static int remember_content(Walk *w, PyObject *value, PyObject *answer, PyObject *content_before)
+{
+    OWNED *record = record_of(Py_TYPE(value)), *equal_values = NULL, *content = NULL, *pins = NULL, *done = NULL;
+    PyObject *token = PyTuple_CheckExact(answer) ? PyTuple_GetItem(answer, 0) : answer;
+    if (record == NULL || token == NULL || content_before == Py_None || (token != answer && PyTuple_Size(answer) == 1))
+        return PyErr_Occurred() ? FAILED : DONE;
+    equal_values = PyList_New(0);
+    NEED(equal_values);
+    int outcome = content_of(w, value, record, 1, equal_values, &content, &pins);
+    if (outcome != DONE)
+        return outcome == UNHANDLED ? DONE : outcome;
+    int is_same = PyObject_RichCompareBool(content, content_before, Py_EQ);
+    if (is_same != 1)
+        return is_same < 0 ? FAILED : DONE;
+    done = PyObject_CallFunctionObjArgs(remember, token, content, answer == token ? Py_False : Py_True, equal_values, pins, NULL);
+    return done == NULL ? FAILED : DONE;
+}
+
+/* Appends the contents of values as far as they have any, and None for the others. The pins of each content follow it, since
+   the addresses in it must stay those of the same objects. */
+static int contents_of(Walk *w, PyObject *values, PyObject *value_contents)
+{
+    for (Py_ssize_t i = 0; i < PyList_Size(values); i++) {
+        OWNED *value = Py_NewRef(PyList_GetItem(values, i)), *record = w->flags & EXACT ? NULL : record_of(Py_TYPE(value));
+        OWNED *equal_values = PyList_New(0), *content = NULL, *pins = NULL;
+        NEED(equal_values);
+        int is_written = record != NULL && number_in_record(record, SHAPE_OF_RECORD) != RECORD_EQUAL;
+        int outcome = is_written ? content_of(w, value, record, 1, equal_values, &content, &pins) : UNHANDLED;
+        if (outcome == FAILED)
+            return FAILED;
+        TRY(PyList_Append(value_contents, outcome == DONE ? content : Py_None));
+        TRY(PyList_Append(value_contents, outcome == DONE ? pins : Py_None));
+    }
+    return DONE;
+}
+
+/* Asks Python about the pins with these numbers, and applies the answers. With `must_be_settled`, UNHANDLED if a value may
+   change. */
+static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must_be_settled)
+{
+    OWNED *answers = NULL, *value_contents = must_be_settled ? NULL : PyList_New(0);
+    if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
+        return FAILED;
+    if (!must_be_settled) {
+        NEED(value_contents);
+        TRY(contents_of(w, values, value_contents));
+    }
+    answers = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
+    for (Py_ssize_t i = 0; answers != NULL && i < PyList_Size(numbers); i++) {
+        OWNED *answer = Py_XNewRef(PyList_GetItem(answers, i)), *value = Py_NewRef(PyList_GetItem(values, i));
+        NEED(answer);
+        if (must_be_settled && !PyTuple_CheckExact(answer))
+            return UNHANDLED;
+        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
+        if (!must_be_settled)
+            TRY(remember_content(w, value, answer, PyList_GetItem(value_contents, 2 * i)));
+    }
+    return answers == NULL ? FAILED : DONE;
+}
+
 /* Replaces addresses in the key by tokens where necessary. Python is asked once, about all pins without facts, and only after the
    walk, since it may run code of users. */
 static int settle_pins(Walk *w)
 {
-    OWNED *values = NULL, *numbers = NULL, *answers = NULL;
+    OWNED *values = NULL, *numbers = NULL;
     for (size_t i = 0; i < w->pins.size; i++) {
         int outcome = settle_pin_by_facts(w, i);
+        if (outcome == UNHANDLED)
+            outcome = settle_pin_by_content(w, i);
         if (outcome != UNHANDLED) {
             TRY(outcome);
             continue;
@@ -1651,17 +1989,7 @@ static int settle_pins(Walk *w)
         TRY(PyList_Append(values, w->pins.items[i]));
         TRY(append_new(numbers, PyLong_FromSize_t(i)));
     }
-    if (values == NULL)
-        return DONE;
-    if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
-        return FAILED;
-    answers = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
-    for (Py_ssize_t i = 0; answers != NULL && i < PyList_Size(numbers); i++) {
-        PyObject *answer = PyList_GetItem(answers, i);
-        NEED(answer);
-        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
-    }
-    return answers == NULL ? FAILED : DONE;
+    return values == NULL ? DONE : ask_about_pins(w, values, numbers, 0);
 }
 
 static int emit_header(Walk *w, int64_t base)
@@ -1935,6 +2263,7 @@ static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UN
 
 static PyMethodDef methods[] = {
     {"learn", native_learn, METH_O, "Enters the description of a class."},
+    {"learn_record", native_learn_record, METH_VARARGS, "(class, shape, names, is_watched): how static values are read."},
     {"unlearn", native_unlearn, METH_O, "Leaves the instances of a class to its registered functions."},
     {"look_again", native_look_again, METH_NOARGS, "Asks Python again about classes that were not registered."},
     {"walk", native_walk, METH_VARARGS,
@@ -1965,6 +2294,9 @@ int set_up_walk(PyObject *module)
     static const char *const conventions[] = {"JAX", "EQUINOX", "ANY", "INHERITED", "IN_VARIABLE", "OUTSIDE"};
     for (int i = JAX; i <= OUTSIDE; i++)
         TRY(PyModule_AddIntConstant(module, conventions[i], i));
+    static const char *const record_shapes[] = {"RECORD_FIELDS", "RECORD_ITEMS", "RECORD_MAPPING", "RECORD_BYTES", "RECORD_EQUAL"};
+    for (int i = 0; i < NUM_RECORD_SHAPES; i++)
+        TRY(PyModule_AddIntConstant(module, record_shapes[i], i));
     for (int i = 0; i < NUM_SHAPES; i++)
         TRY(PyModule_AddIntConstant(module, OPENERS[i].name, i));
     return DONE;
