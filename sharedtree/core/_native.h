@@ -157,7 +157,7 @@ typedef struct {
 
 intptr_t get_value(const Table *table, const void *key);
 int set_value(Table *table, const void *key, intptr_t value);
-void free_slots(Slot *slots, size_t size);
+void free_table(Table *table);
 size_t hash_address(const void *pointer);
 
 /* --- objects of the module ----------------------------------------------------------------------------------------- */
@@ -329,7 +329,8 @@ typedef struct {
     Tags *tags;
     int flags, convention;
     Py_ssize_t expected; /* the number of objects in the tags, unless somebody else has used them meanwhile */
-    PyObject *leaves;
+    PyObject *leaves;  /* a list, once the walk has ended */
+    Pins leaves_so_far;
     Pins children;     /* the children of all open nodes, those of one node side by side */
     Pins pins;         /* the values that are in the key by address */
     PyObject *settled; /* values that never change, each followed by its token; NULL if there are none */

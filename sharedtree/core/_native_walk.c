@@ -89,27 +89,38 @@ static int is_text(PyObject *object, PyObject *text)
 /* --- tables by address ------------------------------------------------------------------------------------------- */
 
 #define FIRST_SIZE 256
+#define MAX_SPARE_SIZE 4096
 
-/* FIRST_SIZE empty slots for the next table, or NULL. Allocating them takes longer than clearing them. */
+/* Empty slots for the next table, or NULL. Allocating them takes longer than clearing them, and so does growing a table. So there
+   are as many as the last table had, unless it was nearly empty. */
 static Slot *spare_slots;
+static size_t spare_size;
 
 static Slot *new_slots(size_t size)
 {
-    Slot *slots = spare_slots;
-    if (slots == NULL || size != FIRST_SIZE)
-        return PyMem_Calloc(size, sizeof *slots);
-    spare_slots = NULL;
-    return slots;
+    return PyMem_Calloc(size, sizeof(Slot));
 }
 
-void free_slots(Slot *slots, size_t size)
+static void free_slots(Slot *slots, size_t size)
 {
-    if (spare_slots != NULL || size != FIRST_SIZE) {
+    if (size <= spare_size || size > MAX_SPARE_SIZE) {
         PyMem_Free(slots);
-    } else {
-        memset(slots, 0, size * sizeof *slots);
-        spare_slots = slots;
+        return;
     }
+    memset(slots, 0, size * sizeof *slots);
+    PyMem_Free(spare_slots);
+    spare_slots = slots, spare_size = size;
+}
+
+/* Frees the slots of a table. */
+void free_table(Table *table)
+{
+    /* Clearing many slots is a waste if few were used. */
+    if (table->size > FIRST_SIZE && 16 * table->used < table->size)
+        PyMem_Free(table->slots);
+    else
+        free_slots(table->slots, table->size);
+    *table = (Table){0};
 }
 
 /* Spreads the bits of an address, whose lowest ones are always 0, as MurmurHash3 does in its last step. */
@@ -146,6 +157,11 @@ static void *get_pointer(const Table *table, const void *key)
 /* Moves the keys that have a value into a new array of slots. */
 static int rehash(Table *table, size_t size)
 {
+    if (table->size == 0 && spare_slots != NULL) {
+        *table = (Table){spare_slots, spare_size, 0};
+        spare_slots = NULL, spare_size = 0;
+        return 0;
+    }
     Slot *slots = new_slots(size);
     if (slots == NULL)
         return no_memory();
@@ -162,14 +178,26 @@ static int rehash(Table *table, size_t size)
     return 0;
 }
 
-int set_value(Table *table, const void *key, intptr_t value)
+/* Returns the slot of a key, in which a value may be set; NULL without memory. A new slot has NO_VALUE. */
+static Slot *slot_for(Table *table, const void *key)
 {
     /* At most half full, so that searches are short. */
-    if (2 * (table->used + 1) > table->size)
-        TRY(rehash(table, table->size ? 4 * table->size : FIRST_SIZE));
+    if (2 * (table->used + 1) > table->size && rehash(table, table->size ? 4 * table->size : FIRST_SIZE) < 0)
+        return NULL;
     Slot *slot = find_slot(table->slots, table->size, key);
-    table->used += slot->key == NULL;
-    *slot = (Slot){key, value};
+    if (slot->key == NULL) {
+        table->used++;
+        *slot = (Slot){key, NO_VALUE};
+    }
+    return slot;
+}
+
+int set_value(Table *table, const void *key, intptr_t value)
+{
+    Slot *slot = slot_for(table, key);
+    if (slot == NULL)
+        return FAILED;
+    slot->value = value;
     return 0;
 }
 
@@ -535,9 +563,8 @@ PyObject *tags_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_U
 
 static void tags_dealloc(PyObject *self)
 {
-    Table *numbers = &((Tags *)self)->numbers;
     PyObject_GC_UnTrack(self);
-    free_slots(numbers->slots, numbers->size);
+    free_table(&((Tags *)self)->numbers);
     parts_dealloc(self);
 }
 
@@ -1592,21 +1619,44 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     return DONE;
 }
 
-/* Gives an object the next number; it can be looked up if `is_tagged`. FAILED if Python code has used the tags meanwhile. */
-static int record(Walk *w, PyObject *object, int is_tagged)
+/* Gives an object the next number. FAILED if Python code has used the tags meanwhile. */
+static int next_number(Walk *w, PyObject *object, Py_ssize_t *number)
 {
     if (PyList_Size(w->tags->objects) != w->expected)
         return FAILED;
     TRY(PyList_Append(w->tags->objects, object));
-    Py_ssize_t number = w->expected++;
+    *number = w->expected++;
+    return DONE;
+}
+
+/* Gives an object the next number; it can be looked up if `is_tagged`. */
+static int record(Walk *w, PyObject *object, int is_tagged)
+{
+    Py_ssize_t number;
+    TRY(next_number(w, object, &number));
     return is_tagged ? set_value(&w->tags->numbers, object, number) : DONE;
 }
 
-static int record_leaf(Walk *w, PyObject *object, int is_tagged)
+static int record_leaf(Walk *w, PyObject *object)
 {
+    Py_ssize_t number;
     TRY(emit_code(w, 'L'));
-    TRY(PyList_Append(w->leaves, object));
-    return record(w, object, is_tagged);
+    TRY(push(&w->leaves_so_far, object));
+    return next_number(w, object, &number);
+}
+
+/* Visits a leaf with identity that can be looked up: writes a reference if it has a number, else records it. */
+static int visit_tagged_leaf(Walk *w, PyObject *object)
+{
+    Slot *slot = slot_for(&w->tags->numbers, object);
+    if (slot == NULL || slot->value == OPEN)
+        return FAILED;
+    /* None of the following runs Python, so the slot stays where it is. */
+    if (slot->value >= 0)
+        return emit_count(w, 'R', slot->value);
+    TRY(record_leaf(w, object));
+    slot->value = w->expected - 1;
+    return DONE;
 }
 
 static int record_static(Walk *w, PyObject *object)
@@ -1628,11 +1678,17 @@ static int refer_back(Walk *w, PyObject *object)
 /* Returns 1 if JAX traces a NumPy array or number, by its dtype; 0 if not or if only Python knows. */
 static int is_traced_dtype(PyObject *object)
 {
+    /* The place of the last dtype. Most arrays of a program have the same one. */
+    static Py_ssize_t last;
     OWNED *dtype = PyObject_GetAttr(object, name_dtype);
     PyErr_Clear();
+    if (dtype != NULL && last < PyTuple_Size(dtypes) && PyTuple_GetItem(dtypes, last) == dtype)
+        return 1;
     for (Py_ssize_t i = 0; dtype != NULL && i < PyTuple_Size(dtypes); i++) {
-        if (PyTuple_GetItem(dtypes, i) == dtype)
+        if (PyTuple_GetItem(dtypes, i) == dtype) {
+            last = i;
             return 1;
+        }
     }
     return 0;
 }
@@ -1661,16 +1717,21 @@ static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int conventio
     if (!is_array && w->flags & FILTERED)
         return visit_static(w, object);
     if (convention == OUTSIDE)
-        return record_leaf(w, object, 0);
+        return record_leaf(w, object);
     if (convention == ANY || kind->shape == JAX_ARRAY || (is_array && convention == EQUINOX))
         is_array &= kind->shape != NUMPY_NUMBER;
-    else if (is_array && !is_traced_dtype(object))
+    /* A class of numbers that has a kind has one of the dtypes that are traced. */
+    else if (kind->shape == NUMPY_ARRAY && !is_traced_dtype(object))
         return visit_unknown(w, object, convention);
     else if (kind->shape == STATIC || (kind->shape == NUMBER && convention == EQUINOX))
         return visit_static(w, object);
-    int has_identity = is_array && kind->shape != NUMPY_NUMBER && !is_value;
-    int outcome = has_identity ? refer_back(w, object) : UNHANDLED;
-    return outcome == UNHANDLED ? record_leaf(w, object, has_identity && w->flags & ARRAYS) : outcome;
+    if (!is_array || kind->shape == NUMPY_NUMBER || is_value)
+        return record_leaf(w, object);
+    if (w->flags & ARRAYS)
+        return visit_tagged_leaf(w, object);
+    /* Only an earlier tree of the same `Context` may have given it a number. */
+    int outcome = refer_back(w, object);
+    return outcome == UNHANDLED ? record_leaf(w, object) : outcome;
 }
 
 /* Visits one object: writes a reference if it has a number, else records it as a leaf or opens it. */
@@ -1684,14 +1745,14 @@ static int visit(Walk *w, PyObject *object, int convention)
     int is_outside = convention == OUTSIDE || convention == ANY;
     int is_leaf = is_outside && !kind->is_known_to_jax; /* a deque, which is a node only inside modules */
     if (is_leaf && convention == OUTSIDE && !(w->flags & FILTERED))
-        return record_leaf(w, object, 0);
+        return record_leaf(w, object);
     if (is_leaf || convention != OUTSIDE || !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable)) {
         int outcome = refer_back(w, object);
         if (outcome != UNHANDLED)
             return outcome;
     }
     if (is_leaf)
-        return w->flags & FILTERED ? record_static(w, object) : record_leaf(w, object, 0);
+        return w->flags & FILTERED ? record_static(w, object) : record_leaf(w, object);
     return open_node(w, object, kind, convention);
 }
 
@@ -1708,7 +1769,9 @@ static int visit_unknown(Walk *w, PyObject *object, int convention)
         int outcome = role == 1 ? UNHANDLED : refer_back(w, object);
         if (outcome != UNHANDLED)
             return outcome;
-        return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
+        if (role == 2 && w->flags & ARRAYS)
+            return visit_tagged_leaf(w, object);
+        return role == 0 ? record_static(w, object) : record_leaf(w, object);
     }
     Kind *kind = new_kind(answer);
     /* The call may have changed the object's class, or registered it. */
@@ -2013,6 +2076,7 @@ static int walk_all(Walk *w, PyObject *tree)
 
 static void free_memory(Walk *w)
 {
+    PyMem_Free(w->leaves_so_far.items);
     PyMem_Free(w->children.items);
     PyMem_Free(w->pins.items);
     PyMem_Free(w->places);
@@ -2027,11 +2091,12 @@ void end_walk(Walk *w)
     /* Each of these may run finalisers. None can reach this walk. */
     Py_CLEAR(w->leaves);
     Py_CLEAR(w->settled);
+    pop_to(&w->leaves_so_far, 0);
     pop_to(&w->children, 0);
     pop_to(&w->pins, 0);
     /* Only these sizes are checked: there are no more names than children, and a pin has several bytes in the key. */
     if (spare.key == NULL && w->key_room <= MAX_SPARE && w->children.room * sizeof(PyObject *) <= MAX_SPARE &&
-        w->frames_room * sizeof(Frame) <= MAX_SPARE) {
+        w->leaves_so_far.room * sizeof(PyObject *) <= MAX_SPARE && w->frames_room * sizeof(Frame) <= MAX_SPARE) {
         spare = *w;
         spare.tags = NULL, spare.depth = 0, spare.key_size = 0;
         return;
@@ -2108,15 +2173,26 @@ static PyObject *structure_of_key(const Walk *w, PyObject *structures, PyObject 
     return structure;
 }
 
+/* Makes the list of the leaves, and takes over their references. */
+static PyObject *list_of_leaves(Walk *w)
+{
+    Pins *leaves = &w->leaves_so_far;
+    PyObject *list = PyList_New((Py_ssize_t)leaves->size);
+    for (size_t i = 0; list != NULL && i < leaves->size; i++)
+        PyList_SetItem(list, (Py_ssize_t)i, leaves->items[i]);
+    if (list != NULL)
+        leaves->size = 0;
+    return list;
+}
+
 /* Walks a tree and looks up the structure of its key. UNHANDLED if Python has to walk; FAILED with an error that is no
    `Exception`. */
 int walk_tree(Walk *w, PyObject *tree, PyObject *structures, PyObject *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
     w->expected = base;
-    w->leaves = PyList_New(0);
     *structure = NULL;
-    if (w->leaves != NULL && walk_all(w, tree) == DONE)
+    if (walk_all(w, tree) == DONE && (w->leaves = list_of_leaves(w)) != NULL)
         *structure = structure_of_key(w, structures, latest);
     return *structure != NULL ? DONE : undo_walk(w, base);
 }
@@ -2257,7 +2333,7 @@ static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UN
     Walk w = new_walk(NULL, 0);
     free_memory(&w);
     PyMem_Free(spare_slots);
-    spare_slots = NULL;
+    spare_slots = NULL, spare_size = 0;
     return none();
 }
 
