@@ -279,6 +279,20 @@ def test_arrays_are_compared_by_their_bytes_in_c(asked):
         assert traced(Noted(W, np.array([True, 1], dtype=object)))[0] is True
 
 
+@natively
+def test_a_config_with_a_part_that_only_python_can_compare(asked):
+    """Python is asked once for each call, and not about the part besides."""
+    traced = Traced(lambda m, _: (m.note.scale, sorted(m.note.names[0])))
+    for i in range(4):
+        asked.clear()
+        config = Config(1.0, [{"a", "b"}])
+        assert traced(Noted(W, config)) == (1.0, ["a", "b"])
+        assert i == 0 or asked == [config]
+        config.names[0].add("c")
+        assert traced(Noted(W, config)) == (1.0, ["a", "b", "c"])
+    assert len(traced.seen) == 2
+
+
 def test_a_config_that_changes_is_noticed_at_each_call(either_walk):
     traced = Traced(lambda m, _: (m.note.scale, list(m.note.names)))
     config = Config(1.0, ["a"])

@@ -381,9 +381,10 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
        RECORD_MAPPING    a mapping that is compared by its own `==`; its dictionary is the attribute `names[0]`
        RECORD_BYTES      a NumPy array or number; its content is that of the attributes in `names`, its dtype among them, and its bytes
        RECORD_EQUAL      a class whose `==` decides; in the content is the hash, and a value found by it must be equal
+       RECORD_NONE       another class with instances that may change: what holds one has no content
 
    `is_watched` is 1 if there can be weak references to instances, so that facts about them can be entered. */
-enum { RECORD_FIELDS, RECORD_ITEMS, RECORD_MAPPING, RECORD_BYTES, RECORD_EQUAL, NUM_RECORD_SHAPES };
+enum { RECORD_FIELDS, RECORD_ITEMS, RECORD_MAPPING, RECORD_BYTES, RECORD_EQUAL, RECORD_NONE, NUM_RECORD_SHAPES };
 enum { SHAPE_OF_RECORD, NUMBER_OF_RECORD, NAMES_OF_RECORD, IS_WATCHED, NUM_OF_RECORD };
 
 /* Class -> record, a strong reference. The number of a record is never used again, so the address of a dead class may be. */
@@ -409,7 +410,23 @@ static void retire_record(void *type)
     Py_XDECREF(record);
 }
 
-/* Enters a record, if the class has none yet: (class, shape, names, is_watched). */
+/* Enters a record, unless the class has one. */
+static int enter_record(PyObject *type, int shape, PyObject *names, int is_watched)
+{
+    if (get_pointer(&records, type) != NULL)
+        return DONE;
+    PyObject *record = Py_BuildValue("ilOi", shape, num_records, names, is_watched);
+    /* Making a weak reference may collect garbage, and so run Python. So the class is looked up once more. */
+    int is_new = record != NULL && watch(type) == DONE && get_pointer(&records, type) == NULL;
+    if (!is_new || set_value(&records, type, (intptr_t)record) < 0) {
+        Py_XDECREF(record);
+        return PyErr_Occurred() ? FAILED : DONE;
+    }
+    num_records++;
+    return DONE;
+}
+
+/* Enters a record for Python: (class, shape, names, is_watched). */
 static PyObject *native_learn_record(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *type, *names;
@@ -422,17 +439,7 @@ static PyObject *native_learn_record(PyObject *Py_UNUSED(module), PyObject *args
         if (!PyUnicode_CheckExact(PyTuple_GetItem(names, i)))
             return raise_null(PyExc_TypeError, "a name is a text");
     }
-    if (get_pointer(&records, type) != NULL)
-        return none();
-    PyObject *record = Py_BuildValue("ilOi", shape, num_records, names, is_watched);
-    /* Making a weak reference may collect garbage, and so run Python. So the class is looked up once more. */
-    int is_new = record != NULL && watch(type) == DONE && get_pointer(&records, type) == NULL;
-    if (!is_new || set_value(&records, type, (intptr_t)record) < 0) {
-        Py_XDECREF(record);
-        return PyErr_Occurred() ? NULL : none();
-    }
-    num_records++;
-    return none();
+    return enter_record(type, shape, names, is_watched) == DONE ? none() : NULL;
 }
 
 /* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
@@ -855,8 +862,8 @@ static int emit_record(Walk *w, PyObject *record, PyObject *value, int depth)
     long shape = number_in_record(record, SHAPE_OF_RECORD);
     PyObject *names = PyTuple_GetItem(record, NAMES_OF_RECORD);
     Py_ssize_t size = shape == RECORD_ITEMS ? PyTuple_Size(value) : PyTuple_Size(names);
-    if (shape == RECORD_EQUAL)
-        return emit_address(w, value);
+    if (shape >= RECORD_EQUAL)
+        return shape == RECORD_EQUAL ? emit_address(w, value) : UNHANDLED;
     if (size < 0 || !has_room(w, size, depth))
         return size < 0 ? FAILED : UNHANDLED;
     TRY(emit_count(w, 'C', number_in_record(record, NUMBER_OF_RECORD)));
@@ -1942,7 +1949,7 @@ static int settle_pin_by_content(Walk *w, size_t i)
     PyTypeObject *type = type_of_pin(w, i);
     OWNED *value = Py_NewRef(w->pins.items[i]), *record = w->flags & EXACT ? NULL : record_of(type);
     OWNED *equal_values = NULL, *content = NULL, *pins = NULL, *entry = NULL, *token = NULL, *known = NULL, *found = NULL;
-    if (record == NULL || Py_TYPE(value) != type || number_in_record(record, SHAPE_OF_RECORD) == RECORD_EQUAL)
+    if (record == NULL || Py_TYPE(value) != type || number_in_record(record, SHAPE_OF_RECORD) >= RECORD_EQUAL)
         return UNHANDLED;
     equal_values = PyList_New(0);
     NEED(equal_values);
@@ -2000,7 +2007,7 @@ static int contents_of(Walk *w, PyObject *values, PyObject *value_contents)
         OWNED *value = Py_NewRef(PyList_GetItem(values, i)), *record = w->flags & EXACT ? NULL : record_of(Py_TYPE(value));
         OWNED *equal_values = PyList_New(0), *content = NULL, *pins = NULL;
         NEED(equal_values);
-        int is_written = record != NULL && number_in_record(record, SHAPE_OF_RECORD) != RECORD_EQUAL;
+        int is_written = record != NULL && number_in_record(record, SHAPE_OF_RECORD) < RECORD_EQUAL;
         int outcome = is_written ? content_of(w, value, record, 1, equal_values, &content, &pins) : UNHANDLED;
         if (outcome == FAILED)
             return FAILED;
@@ -2025,8 +2032,13 @@ static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must
     for (Py_ssize_t i = 0; answers != NULL && i < PyList_Size(numbers); i++) {
         OWNED *answer = Py_XNewRef(PyList_GetItem(answers, i)), *value = Py_NewRef(PyList_GetItem(values, i));
         NEED(answer);
-        if (must_be_settled && !PyTuple_CheckExact(answer))
+        if (must_be_settled && !PyTuple_CheckExact(answer)) {
+            /* Without this, Python would be asked about the part and the whole at each walk. */
+            OWNED *no_names = PyTuple_New(0);
+            NEED(no_names);
+            TRY(enter_record((PyObject *)Py_TYPE(value), RECORD_NONE, no_names, 0));
             return UNHANDLED;
+        }
         TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
         if (!must_be_settled)
             TRY(remember_content(w, value, answer, PyList_GetItem(value_contents, 2 * i)));
@@ -2370,7 +2382,8 @@ int set_up_walk(PyObject *module)
     static const char *const conventions[] = {"JAX", "EQUINOX", "ANY", "INHERITED", "IN_VARIABLE", "OUTSIDE"};
     for (int i = JAX; i <= OUTSIDE; i++)
         TRY(PyModule_AddIntConstant(module, conventions[i], i));
-    static const char *const record_shapes[] = {"RECORD_FIELDS", "RECORD_ITEMS", "RECORD_MAPPING", "RECORD_BYTES", "RECORD_EQUAL"};
+    static const char *const record_shapes[] = {"RECORD_FIELDS", "RECORD_ITEMS", "RECORD_MAPPING", "RECORD_BYTES", "RECORD_EQUAL",
+                                               "RECORD_NONE"};
     for (int i = 0; i < NUM_RECORD_SHAPES; i++)
         TRY(PyModule_AddIntConstant(module, record_shapes[i], i));
     for (int i = 0; i < NUM_SHAPES; i++)
