@@ -490,27 +490,27 @@ def test_deep_and_large_configs(either_walk):
 
 
 @natively
-def test_wrong_descriptions_of_records_are_errors():
+def test_wrong_readings_are_errors():
     class New:
         pass
 
     wrong = [
         (),
-        (5, native.RECORD_FIELDS, (), False),
+        (5, native.READ_FIELDS, (), False),
         (New, -1, (), False),
         (New, 99, (), False),
-        (New, native.RECORD_MAPPING, (), False),
-        (New, native.RECORD_FIELDS, (5,), False),
-        (New, native.RECORD_FIELDS, ["a"], False),
+        (New, native.READ_MAPPING, (), False),
+        (New, native.READ_FIELDS, (5,), False),
+        (New, native.READ_FIELDS, ["a"], False),
     ]
     for args in wrong:
         with pytest.raises((TypeError, ValueError)):
-            native.learn_record(*args)
+            native.learn_reading(*args)
     for _ in range(2):
-        assert native.learn_record(New, native.RECORD_FIELDS, ("a",), False) is None
+        assert native.learn_reading(New, native.READ_FIELDS, ("a",), False) is None
 
 
-def test_a_record_that_fits_no_instance():
+def test_a_reading_that_fits_no_instance():
     """C asks Python, whatever it was told."""
     if native is None:
         pytest.skip("the native walk is not in use")
@@ -519,7 +519,7 @@ def test_a_record_that_fits_no_instance():
     class Odd:
         scale: Any
 
-    native.learn_record(Odd, native.RECORD_MAPPING, ("scale",), False)
+    native.learn_reading(Odd, native.READ_MAPPING, ("scale",), False)
     traced = Traced(lambda m, _: m.note.scale)
     for value in (1, {"a": 1}, {"a": [1.0]}, None, 1):
         assert traced(Noted(W, Odd(value))) == value

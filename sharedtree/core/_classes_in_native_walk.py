@@ -388,8 +388,8 @@ def _describe_static_classes(value: Any) -> None:
         if not _described_classes.get(cls):
             reading = reading_of(cls)
             if reading is not None:
-                shape, has_weak_references = getattr(native, f"RECORD_{reading.shape}"), bool(cls.__weakrefoffset__)
-                native.learn_record(cls, shape, reading.names, has_weak_references)
+                shape, has_weak_references = getattr(native, f"READ_{reading.shape}"), bool(cls.__weakrefoffset__)
+                native.learn_reading(cls, shape, reading.names, has_weak_references)
             _described_classes[cls] = True
         stack.extend(parts_to_read(part))
 

@@ -222,7 +222,7 @@ extern PyObject *classify;     /* (object, convention) -> description of its cla
                                   a traced one with identity */
 extern PyObject *describe;     /* NodeType -> description of its class */
 extern PyObject *settle;       /* static values -> for each an answer that `settle_pin` explains */
-extern PyObject *contents;     /* content of a static value -> weak reference to its token, see `Record` */
+extern PyObject *contents;     /* content of a static value -> weak reference to its token, see `Reading` */
 extern PyObject *remember;     /* (token, content, is_settled, values compared by `==`, pins) enters it there */
 extern PyObject *compile;      /* structure -> Program */
 extern PyObject *missing_type; /* the class of the marker for attributes that were never set, or None */
@@ -343,7 +343,7 @@ typedef struct {
     char *key;
     size_t key_size, key_room;
     int is_outside;        /* whether the node being opened is outside of all modules */
-    int is_content;        /* whether the content of a static value is being written, see `records` */
+    int is_content;        /* whether the content of a static value is being written, see `Reading` */
     int mappings;          /* the number of mappings around the place in this content */
     Py_ssize_t parts_left; /* how many more parts, counted by paths, the static value being written may have */
 } Walk;

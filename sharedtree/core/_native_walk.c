@@ -32,7 +32,7 @@ THE DATA, from the top of this file to its end:
 
     Table     address -> number or pointer: the kinds by class, the facts by value, the numbers of objects in one walk
     Fact      a static value that never changes, and its token
-    Record    a class of static values, and how the content of an instance is written
+    Reading   a class of static values, and how the content of an instance is written
     Kind      a class: how its instances are read, and the number that stands for it in keys
     Layout    the attributes of NNX objects, which differ within one class
     Tags      the objects that were visited, each with its number: an object that comes again becomes a reference R
@@ -248,13 +248,13 @@ static void drop_holder(void *value)
 static PyObject *references; /* address -> a weak reference that calls `forget_dead` */
 
 static void retire_kind(void *type);
-static void retire_record(void *type);
+static void retire_reading(void *type);
 
-/* Forgets the kind, the record and the fact of a dead object. Weak references call it. */
+/* Forgets the kind, the reading and the fact of a dead object. Weak references call it. */
 static PyObject *forget_dead(PyObject *address, PyObject *reference)
 {
     retire_kind(PyLong_AsVoidPtr(address));
-    retire_record(PyLong_AsVoidPtr(address));
+    retire_reading(PyLong_AsVoidPtr(address));
     drop_holder(PyLong_AsVoidPtr(address));
     if (PyDict_GetItemWithError(references, address) == reference && PyDict_DelItem(references, address) < 0)
         return NULL;
@@ -363,7 +363,7 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
     return held;
 }
 
-/* --- records: static values that are recognised by their content ---------------------------------------------------- */
+/* --- readings: static values that are recognised by their content --------------------------------------------------- */
 
 /* Some static values are made anew for each call, such as the `GraphDef` of `nnx.split(model)`, and others may change, such as a
    config. No address helps there. If C can read all parts of such a value, it writes its *content*, and looks this up in
@@ -374,72 +374,72 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
    Two contents are equal only if the values are equal for Python: the content has the class and the sign of each part. The reverse
    does not hold. A value with an unknown content has a token as well, since Python is asked for it.
 
-   A record says how instances of one class are read. It is the tuple (shape, number, names, is_watched):
+   A reading says how C reads the instances of one class:
 
-       RECORD_FIELDS     a dataclass; its content is that of the fields in `names`
-       RECORD_ITEMS      a namedtuple; its content is that of its items
-       RECORD_MAPPING    a mapping that is compared by its own `==`; its dictionary is the attribute `names[0]`
-       RECORD_BYTES      a NumPy array or number; its content is that of the attributes in `names`, its dtype among them, and its bytes
-       RECORD_EQUAL      a class whose `==` decides; in the content is the hash, and a value found by it must be equal
-       RECORD_NONE       another class with instances that may change: what holds one has no content
+       READ_FIELDS     a dataclass; its content is that of the fields in `names`
+       READ_ITEMS      a namedtuple; its content is that of its items
+       READ_MAPPING    a mapping that is compared by its own `==`; its dictionary is the attribute `names[0]`
+       READ_BYTES      a NumPy array or number; its content is that of the attributes in `names`, its dtype among them, and its bytes
+       READ_EQUAL      a class whose `==` decides; in the content is the hash, and a value found by it must be equal
+       READ_NONE       another class with instances that may change: what holds one has no content */
+enum { READ_FIELDS, READ_ITEMS, READ_MAPPING, READ_BYTES, READ_EQUAL, READ_NONE, NUM_READINGS };
 
-   `is_watched` is 1 if there can be weak references to instances, so that facts about them can be entered. */
-enum { RECORD_FIELDS, RECORD_ITEMS, RECORD_MAPPING, RECORD_BYTES, RECORD_EQUAL, RECORD_NONE, NUM_RECORD_SHAPES };
-enum { SHAPE_OF_RECORD, NUMBER_OF_RECORD, NAMES_OF_RECORD, IS_WATCHED, NUM_OF_RECORD };
+typedef struct {
+    int shape;
+    int is_watched;   /* whether there can be weak references to instances, so that facts about them can be entered */
+    int64_t number;   /* stands for the class in contents. Never used again, as the address of a dead class may be. */
+    PyObject *names;  /* a tuple of texts; NULL once the class is dead */
+} Reading;
 
-/* Class -> record, a strong reference. The number of a record is never used again, so the address of a dead class may be. */
-static Table records;
-static long num_records;
+/* Class -> Reading. Readings are never freed, but those of dead classes are not found. */
+static Table readings;
+static int64_t num_readings;
 
-/* Returns the record of a class, a new reference; NULL if there is none. */
-static PyObject *record_of(PyTypeObject *type)
+static Reading *reading_of(PyTypeObject *type)
 {
-    return Py_XNewRef((PyObject *)get_pointer(&records, type));
+    return get_pointer(&readings, type);
 }
 
-static long number_in_record(PyObject *record, Py_ssize_t i)
+static void retire_reading(void *type)
 {
-    return PyLong_AsLong(PyTuple_GetItem(record, i));
+    Reading *reading = reading_of(type);
+    if (reading == NULL)
+        return;
+    reset_value(&readings, type, NO_VALUE);
+    replace(&reading->names, NULL);
 }
 
-static void retire_record(void *type)
+/* Enters a reading, unless the class has one. */
+static int enter_reading(PyObject *type, int shape, PyObject *names, int is_watched)
 {
-    PyObject *record = get_pointer(&records, type);
-    if (record != NULL)
-        reset_value(&records, type, NO_VALUE);
-    Py_XDECREF(record);
-}
-
-/* Enters a record, unless the class has one. */
-static int enter_record(PyObject *type, int shape, PyObject *names, int is_watched)
-{
-    if (get_pointer(&records, type) != NULL)
+    /* Making a weak reference may collect garbage, and so run Python. So the class is looked up afterwards. */
+    if (reading_of((PyTypeObject *)type) == NULL)
+        TRY(watch(type));
+    if (reading_of((PyTypeObject *)type) != NULL)
         return DONE;
-    PyObject *record = Py_BuildValue("ilOi", shape, num_records, names, is_watched);
-    /* Making a weak reference may collect garbage, and so run Python. So the class is looked up once more. */
-    int is_new = record != NULL && watch(type) == DONE && get_pointer(&records, type) == NULL;
-    if (!is_new || set_value(&records, type, (intptr_t)record) < 0) {
-        Py_XDECREF(record);
-        return PyErr_Occurred() ? FAILED : DONE;
+    Reading *reading = PyMem_Calloc(1, sizeof *reading);
+    if (reading == NULL || set_value(&readings, type, (intptr_t)reading) < 0) {
+        PyMem_Free(reading);
+        return no_memory();
     }
-    num_records++;
+    *reading = (Reading){shape, is_watched, num_readings++, Py_NewRef(names)};
     return DONE;
 }
 
-/* Enters a record for Python: (class, shape, names, is_watched). */
-static PyObject *native_learn_record(PyObject *Py_UNUSED(module), PyObject *args)
+/* Enters a reading for Python: (class, shape, names, is_watched). */
+static PyObject *native_learn_reading(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *type, *names;
     int shape, is_watched;
     if (!PyArg_ParseTuple(args, "O!iO!p", &PyType_Type, &type, &shape, &PyTuple_Type, &names, &is_watched))
         return NULL;
-    if (shape < 0 || shape >= NUM_RECORD_SHAPES || (shape == RECORD_MAPPING && PyTuple_Size(names) != 1))
-        return raise_null(PyExc_ValueError, "no such record");
+    if (shape < 0 || shape >= NUM_READINGS || (shape == READ_MAPPING && PyTuple_Size(names) != 1))
+        return raise_null(PyExc_ValueError, "no such reading");
     for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
         if (!PyUnicode_CheckExact(PyTuple_GetItem(names, i)))
             return raise_null(PyExc_TypeError, "a name is a text");
     }
-    return enter_record(type, shape, names, is_watched) == DONE ? none() : NULL;
+    return enter_reading(type, shape, names, is_watched) == DONE ? none() : NULL;
 }
 
 /* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
@@ -793,9 +793,9 @@ static int emit_mapping(Walk *w, PyObject *mapping, PyObject *name, int depth)
     return outcome;
 }
 
-static int emit_record(Walk *w, PyObject *record, PyObject *value, int depth);
+static int emit_reading(Walk *w, const Reading *reading, PyObject *value, int depth);
 
-/* Writes a static value: built-in ones by content, others by address, or in a content by their record. Runs no Python, except in
+/* Writes a static value: built-in ones by content, others by address, or in a content by the reading of their class. Runs no Python, except in
    a content, where reading an attribute may. So there the parts of a container are held. */
 static int emit_static(Walk *w, PyObject *value, int depth)
 {
@@ -828,8 +828,8 @@ static int emit_static(Walk *w, PyObject *value, int depth)
     }
     if (!is_users_object && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth))
         return emit_dict_items(w, value, depth);
-    OWNED *record = w->is_content ? record_of(type) : NULL;
-    return record == NULL ? emit_address(w, value) : emit_record(w, record, value, depth);
+    const Reading *reading = w->is_content ? reading_of(type) : NULL;
+    return reading == NULL ? emit_address(w, value) : emit_reading(w, reading, value, depth);
 }
 
 static int is_traced_dtype(PyObject *object);
@@ -856,30 +856,30 @@ static int emit_bytes(Walk *w, PyObject *value)
     return DONE;
 }
 
-/* Writes the content of a static value by its record. UNHANDLED if it cannot be read in this way. */
-static int emit_record(Walk *w, PyObject *record, PyObject *value, int depth)
+/* Writes the content of a static value by the reading of its class. UNHANDLED if it cannot be read in this way. */
+static int emit_reading(Walk *w, const Reading *reading, PyObject *value, int depth)
 {
-    long shape = number_in_record(record, SHAPE_OF_RECORD);
-    PyObject *names = PyTuple_GetItem(record, NAMES_OF_RECORD);
-    Py_ssize_t size = shape == RECORD_ITEMS ? PyTuple_Size(value) : PyTuple_Size(names);
-    if (shape >= RECORD_EQUAL)
-        return shape == RECORD_EQUAL ? emit_address(w, value) : UNHANDLED;
+    int shape = reading->shape;
+    OWNED *names = Py_XNewRef(reading->names);
+    if (shape >= READ_EQUAL || names == NULL)
+        return shape == READ_EQUAL ? emit_address(w, value) : UNHANDLED;
+    Py_ssize_t size = shape == READ_ITEMS ? PyTuple_Size(value) : PyTuple_Size(names);
     if (size < 0 || !has_room(w, size, depth))
         return size < 0 ? FAILED : UNHANDLED;
-    TRY(emit_count(w, 'C', number_in_record(record, NUMBER_OF_RECORD)));
+    TRY(emit_count(w, 'C', reading->number));
     /* The number of items is the class's, unless somebody calls `tuple.__new__`. */
-    if (shape == RECORD_ITEMS)
+    if (shape == READ_ITEMS)
         TRY(emit_count(w, '(', size));
-    if (shape == RECORD_MAPPING)
+    if (shape == READ_MAPPING)
         return emit_mapping(w, value, PyTuple_GetItem(names, 0), depth);
     for (Py_ssize_t i = 0; i < size; i++) {
-        OWNED *part = shape == RECORD_ITEMS ? Py_XNewRef(PyTuple_GetItem(value, i))
-                                            : PyObject_GenericGetAttr(value, PyTuple_GetItem(names, i));
+        OWNED *part = shape == READ_ITEMS ? Py_XNewRef(PyTuple_GetItem(value, i))
+                                          : PyObject_GenericGetAttr(value, PyTuple_GetItem(names, i));
         if (part == NULL)
             return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
         TRY(emit_static(w, part, depth + 1));
     }
-    return shape == RECORD_BYTES ? emit_bytes(w, value) : DONE;
+    return shape == READ_BYTES ? emit_bytes(w, value) : DONE;
 }
 
 /* Writes each static value in a tuple. */
@@ -1867,13 +1867,14 @@ static int settle_pin_by_facts(Walk *w, size_t i)
 /* The parts of `Token.contents[content]`: whether values of this content never change, the values to be compared, and the pins. */
 enum { IS_SETTLED, EQUAL_VALUES, PINS_OF_CONTENT, NUM_OF_CONTENT };
 
-/* Puts the hash of a value of RECORD_EQUAL into a content, and appends the value to `equal_values`. UNHANDLED for other values. */
+/* Puts the hash of a value of READ_EQUAL into a content, and appends the value to `equal_values`. UNHANDLED for other values. */
 static int settle_part_by_hash(Walk *w, size_t i, PyObject *equal_values)
 {
-    OWNED *value = Py_NewRef(w->pins.items[i]), *record = record_of(type_of_pin(w, i));
-    if (record == NULL || number_in_record(record, SHAPE_OF_RECORD) != RECORD_EQUAL)
+    OWNED *value = Py_NewRef(w->pins.items[i]);
+    const Reading *reading = reading_of(type_of_pin(w, i));
+    if (reading == NULL || reading->shape != READ_EQUAL)
         return UNHANDLED;
-    int64_t numbers[2] = {PyObject_Hash(value), number_in_record(record, NUMBER_OF_RECORD)};
+    int64_t numbers[2] = {PyObject_Hash(value), reading->number};
     if (PyErr_Occurred())
         return drop_error(PyExc_TypeError) ? UNHANDLED : FAILED;
     w->key[w->places[i]] = 'H';
@@ -1885,14 +1886,14 @@ static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must
 
 /* Writes the content of a value to the end of the key, and settles the parts in it. UNHANDLED if it cannot be written, or if Python
    would have to be asked without `may_ask`. The caller rewinds the walk. */
-static int write_content(Walk *w, PyObject *value, PyObject *record, int may_ask, PyObject *equal_values)
+static int write_content(Walk *w, PyObject *value, const Reading *reading, int may_ask, PyObject *equal_values)
 {
     size_t first = w->pins.size;
     OWNED *values = may_ask ? PyList_New(0) : NULL, *numbers = may_ask ? PyList_New(0) : NULL;
     if (may_ask && (values == NULL || numbers == NULL))
         return FAILED;
     w->is_content = 1;
-    int outcome = emit_record(w, record, value, 0);
+    int outcome = emit_reading(w, reading, value, 0);
     w->is_content = 0, w->mappings = 0;
     TRY(outcome);
     for (size_t i = first; i < w->pins.size; i++) {
@@ -1911,11 +1912,11 @@ static int write_content(Walk *w, PyObject *value, PyObject *record, int may_ask
 }
 
 /* Returns the content of a value as bytes, and the pins of it; both NULL if it has none. */
-static int content_of(Walk *w, PyObject *value, PyObject *record, int may_ask, PyObject *equal_values, PyObject **content,
+static int content_of(Walk *w, PyObject *value, const Reading *reading, int may_ask, PyObject *equal_values, PyObject **content,
                       PyObject **pins)
 {
     Position position = position_of(w);
-    int outcome = write_content(w, value, record, may_ask, equal_values);
+    int outcome = write_content(w, value, reading, may_ask, equal_values);
     if (outcome == DONE) {
         size_t size = w->key_size - position.key_size;
         *content = PyBytes_FromStringAndSize(w->key + position.key_size, (Py_ssize_t)size);
@@ -1947,13 +1948,14 @@ static int are_equal(PyObject *known_values, PyObject *values)
 static int settle_pin_by_content(Walk *w, size_t i)
 {
     PyTypeObject *type = type_of_pin(w, i);
-    OWNED *value = Py_NewRef(w->pins.items[i]), *record = w->flags & EXACT ? NULL : record_of(type);
+    const Reading *reading = w->flags & EXACT ? NULL : reading_of(type);
+    OWNED *value = Py_NewRef(w->pins.items[i]);
     OWNED *equal_values = NULL, *content = NULL, *pins = NULL, *entry = NULL, *token = NULL, *known = NULL, *found = NULL;
-    if (record == NULL || Py_TYPE(value) != type || number_in_record(record, SHAPE_OF_RECORD) >= RECORD_EQUAL)
+    if (reading == NULL || Py_TYPE(value) != type || reading->shape >= READ_EQUAL)
         return UNHANDLED;
     equal_values = PyList_New(0);
     NEED(equal_values);
-    TRY(content_of(w, value, record, 0, equal_values, &content, &pins));
+    TRY(content_of(w, value, reading, 0, equal_values, &content, &pins));
     entry = Py_XNewRef(PyDict_GetItemWithError(contents, content));
     NEED(entry);
     token = referent(entry);
@@ -1973,7 +1975,7 @@ static int settle_pin_by_content(Walk *w, size_t i)
             TRY(PyList_Append(w->settled, value));
             TRY(PyList_Append(w->settled, token));
         }
-        if (number_in_record(record, IS_WATCHED))
+        if (reading->is_watched)
             TRY(add_fact_weakly(value, type, token));
     }
     put_token(w, i, token);
@@ -1983,13 +1985,14 @@ static int settle_pin_by_content(Walk *w, size_t i)
 /* Lets Python remember the content for which it gave a token, unless the value has changed since the content was written. */
 static int remember_content(Walk *w, PyObject *value, PyObject *answer, PyObject *content_before)
 {
-    OWNED *record = record_of(Py_TYPE(value)), *equal_values = NULL, *content = NULL, *pins = NULL, *done = NULL;
+    const Reading *reading = reading_of(Py_TYPE(value));
+    OWNED *equal_values = NULL, *content = NULL, *pins = NULL, *done = NULL;
     PyObject *token = PyTuple_CheckExact(answer) ? PyTuple_GetItem(answer, 0) : answer;
-    if (record == NULL || token == NULL || content_before == Py_None || (token != answer && PyTuple_Size(answer) == 1))
+    if (reading == NULL || token == NULL || content_before == Py_None || (token != answer && PyTuple_Size(answer) == 1))
         return PyErr_Occurred() ? FAILED : DONE;
     equal_values = PyList_New(0);
     NEED(equal_values);
-    int outcome = content_of(w, value, record, 1, equal_values, &content, &pins);
+    int outcome = content_of(w, value, reading, 1, equal_values, &content, &pins);
     if (outcome != DONE)
         return outcome == UNHANDLED ? DONE : outcome;
     int is_same = PyObject_RichCompareBool(content, content_before, Py_EQ);
@@ -2004,11 +2007,12 @@ static int remember_content(Walk *w, PyObject *value, PyObject *answer, PyObject
 static int contents_of(Walk *w, PyObject *values, PyObject *value_contents)
 {
     for (Py_ssize_t i = 0; i < PyList_Size(values); i++) {
-        OWNED *value = Py_NewRef(PyList_GetItem(values, i)), *record = w->flags & EXACT ? NULL : record_of(Py_TYPE(value));
+        OWNED *value = Py_NewRef(PyList_GetItem(values, i));
+        const Reading *reading = w->flags & EXACT ? NULL : reading_of(Py_TYPE(value));
         OWNED *equal_values = PyList_New(0), *content = NULL, *pins = NULL;
         NEED(equal_values);
-        int is_written = record != NULL && number_in_record(record, SHAPE_OF_RECORD) < RECORD_EQUAL;
-        int outcome = is_written ? content_of(w, value, record, 1, equal_values, &content, &pins) : UNHANDLED;
+        int is_written = reading != NULL && reading->shape < READ_EQUAL;
+        int outcome = is_written ? content_of(w, value, reading, 1, equal_values, &content, &pins) : UNHANDLED;
         if (outcome == FAILED)
             return FAILED;
         TRY(PyList_Append(value_contents, outcome == DONE ? content : Py_None));
@@ -2036,7 +2040,7 @@ static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must
             /* Without this, Python would be asked about the part and the whole at each walk. */
             OWNED *no_names = PyTuple_New(0);
             NEED(no_names);
-            TRY(enter_record((PyObject *)Py_TYPE(value), RECORD_NONE, no_names, 0));
+            TRY(enter_reading((PyObject *)Py_TYPE(value), READ_NONE, no_names, 0));
             return UNHANDLED;
         }
         TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
@@ -2351,7 +2355,7 @@ static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UN
 
 static PyMethodDef methods[] = {
     {"learn", native_learn, METH_O, "Enters the description of a class."},
-    {"learn_record", native_learn_record, METH_VARARGS, "(class, shape, names, is_watched): how static values are read."},
+    {"learn_reading", native_learn_reading, METH_VARARGS, "(class, shape, names, is_watched): how static values are read."},
     {"unlearn", native_unlearn, METH_O, "Leaves the instances of a class to its registered functions."},
     {"look_again", native_look_again, METH_NOARGS, "Asks Python again about classes that were not registered."},
     {"walk", native_walk, METH_VARARGS,
@@ -2382,10 +2386,9 @@ int set_up_walk(PyObject *module)
     static const char *const conventions[] = {"JAX", "EQUINOX", "ANY", "INHERITED", "IN_VARIABLE", "OUTSIDE"};
     for (int i = JAX; i <= OUTSIDE; i++)
         TRY(PyModule_AddIntConstant(module, conventions[i], i));
-    static const char *const record_shapes[] = {"RECORD_FIELDS", "RECORD_ITEMS", "RECORD_MAPPING", "RECORD_BYTES", "RECORD_EQUAL",
-                                               "RECORD_NONE"};
-    for (int i = 0; i < NUM_RECORD_SHAPES; i++)
-        TRY(PyModule_AddIntConstant(module, record_shapes[i], i));
+    static const char *const names[] = {"READ_FIELDS", "READ_ITEMS", "READ_MAPPING", "READ_BYTES", "READ_EQUAL", "READ_NONE"};
+    for (int i = 0; i < NUM_READINGS; i++)
+        TRY(PyModule_AddIntConstant(module, names[i], i));
     for (int i = 0; i < NUM_SHAPES; i++)
         TRY(PyModule_AddIntConstant(module, OPENERS[i].name, i));
     return DONE;
