@@ -109,6 +109,11 @@ def let_others_have_memory() -> None:
         types.FunctionType(find_tokens.__code__, find_tokens.__globals__)
     )
     find_tokens.__code__ = (lambda values, is_exact: _tokens_for_with_memory(values, is_exact)).__code__  # noqa: F821 -- in that file
+    remember = _classes_in_native_walk._remember
+    _classes_in_native_walk._remember_with_memory = with_memory(
+        types.FunctionType(remember.__code__, remember.__globals__)
+    )
+    remember.__code__ = (lambda *args: _remember_with_memory(*args)).__code__  # noqa: F821 -- in that file
     compiled = _classes_in_native_walk._compile
     _classes_in_native_walk._compile_with_memory = with_memory(
         types.FunctionType(compiled.__code__, compiled.__globals__)

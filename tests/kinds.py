@@ -41,6 +41,14 @@ class Free(st.Module):
             setattr(self, name, value)
 
 
+@dataclasses.dataclass
+class Setting:
+    """A static value that may change."""
+
+    value: Any
+    other: Any
+
+
 class Unregistered:
     """A class that JAX does not know."""
 
@@ -208,10 +216,14 @@ KINDS: dict[str, Callable[[], Any]] = {
     "statics that are not settled, mutable": lambda: Noted(W, {1, 2}),
     "static containers of their own classes": lambda: Noted(W, collections.OrderedDict(a=1)),
     "static arrays": lambda: Noted(W, np.arange(3)),
+    "statics known by their content": lambda: Noted(
+        W, [Setting(1.0, (jax.nn.relu, [np.float32(1)])), Setting(Point(1, "a"), jax.tree.structure([1]))]
+    ),
 }
 
 if nnx is not None:
     KINDS["NNX"] = lambda: [nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.List([nnx.Param(W) for _ in range(12)])]
+    KINDS["NNX, split"] = lambda: nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
 
 ENDS: dict[str, Callable[[], Any]] = {
     "a cycle": _cycle,

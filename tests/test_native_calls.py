@@ -311,3 +311,38 @@ def test_a_class_that_is_written_to_in_python_is_built_once():
     # Another one says which attributes a function gets with such an object.
     assert Counting.counts["unflatten"] == 2
     assert (model.a == 5).all()
+
+
+@pytest.mark.parametrize("size", [2, 31, 32, 33, 34, 200])
+@pytest.mark.parametrize("twice", [False, True])
+def test_one_leaf_that_comes_twice_among_many(size, twice):
+    """Few are compared pair by pair, many in a table."""
+
+    def function(x):
+        arrays = [x + i for i in range(size)]
+        return Pair(arrays, arrays[0] if twice else x - 1)
+
+    def shared_with(pair):
+        return [i for i, array in enumerate(pair.first) if array is pair.second]
+
+    x = jnp.arange(3.0)
+    with in_python():
+        expected = st.vmap(function)(x)
+    transformed = st.vmap(function)
+    for _ in range(3):
+        found = transformed(x)
+        assert shared_with(found) == shared_with(expected)
+        np.testing.assert_array_equal(jnp.stack(found.first), jnp.stack(expected.first))
+
+
+@pytest.mark.parametrize("sizes", [(3, 200, 3), (200, 3, 200), (600, 150, 5_000, 4)])
+def test_trees_of_many_sizes_one_after_the_other(sizes):
+    """Each walk has the memory of the one before."""
+    step = st.jit(lambda pairs: st.tree.map(lambda x: x + 1, pairs))
+    for size in sizes:
+        for _ in range(2):
+            shared = jnp.ones(2)
+            pairs = [Pair(shared, np.float32(i)) for i in range(size)]
+            found = step(pairs)
+            assert len({id(pair.first) for pair in found}) == 1  # alive in `found`
+            assert [float(pair.second) for pair in found] == list(range(1, size + 1))

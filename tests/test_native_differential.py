@@ -21,7 +21,7 @@ from sharedtree.core import _walk
 from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import intern
 from sharedtree.core._walk import Rules
-from tests.kinds import ByContent, Keyed, Noted, Unregistered, made
+from tests.kinds import ByContent, Keyed, Noted, Setting, Unregistered, made
 from tests.strategies import Layer, Mutable, Pair, Point, Record
 from tests.walks import RULES, assert_walked_alike, natively
 
@@ -49,7 +49,8 @@ def a_static(draw: random.Random) -> Any:
     """Anything; often a new object that is equal to an earlier one."""
     value = draw.choice([*VALUES, LONG, "x" * 5_000, int, np.dtype("float32"), ByContent(1), ByContent(True)])
     for _ in range(draw.randrange(3)):
-        value = draw.choice([(value,), [value], {"a": value, 1: 2}, (value, value), collections.OrderedDict(a=value)])
+        containers = [(value,), [value], {"a": value, 1: 2}, (value, value), collections.OrderedDict(a=value)]
+        value = draw.choice([*containers, Setting(value, 1), Point(value, 0.0)])
     return copy.copy(value)
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ._by_identity import IdentityDict, Interned, WeakIdentityDict
+from ._by_identity import IdentityDict, IdentitySet, Interned, WeakIdentityDict
 from ._call_arguments import Arguments
 from ._jax_internals import REGISTRY, ConcreteArray
 from ._native_or_python import native_module as native
@@ -57,15 +57,19 @@ from ._node_types import (
     registration_callbacks,
 )
 from ._static_values import (
+    BY_VALUE,
     IdentityKey,
     SettledAnswer,
     Static,
     StaticMemo,
+    has_kept_hash,
     has_settled_instances,
     irreplaceable_objects,
     is_settled_value,
     key_of,
     new_static_memo,
+    parts_to_read,
+    reading_of,
 )
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 
@@ -247,13 +251,15 @@ class Token:
             settled, in an exact walk, it is a pair of that key and the irreplaceable objects in the value.
         is_interchangeable: whether all values with this token can replace each other, even in an exact walk. If not, an
             exact walk writes the address of the value into its key and not that of the token.
+        contents: content in bytes → what C needs in order to recognise a value of this content, see `_remember`.
     """
 
-    __slots__ = ("__weakref__", "is_interchangeable", "key")
+    __slots__ = ("__weakref__", "contents", "is_interchangeable", "key")
 
     def __init__(self, key: Any, *, is_interchangeable: bool) -> None:
         self.key = key
         self.is_interchangeable = is_interchangeable
+        self.contents: dict[bytes, tuple[bool, tuple[Any, ...], tuple[Any, ...]]] = {}
 
     def complete(self) -> None:
         """Does nothing: a token is complete when it is made. `Interned` calls this method of a new token."""
@@ -320,6 +326,8 @@ def _key_part_for(
         Incomparable: if the value has no usable `==` or hash (see `key_of`).
     """
     cls = type(value)
+    if not is_exact:
+        _describe_static_classes(value)
     # `is_mutable` is True if the value or a part of it is mutable as a list is. If it is False, the value may still not
     # be settled. For example, an object with an `==` and a hash of its own counts as immutable, because nobody should
     # change it. But somebody may, so its key may change.
@@ -349,6 +357,65 @@ def _key_part_for(
     with contextlib.suppress(TypeError):  # the value may not support weak references
         latest_tokens[value] = weakref.ref(token)
     return token
+
+
+# --- contents of static values ----------------------------------------------------------------------------------------
+
+# Some static values are made anew for each call, or may change. C recognises them by their content, which it writes as
+# bytes. `_tokens_of_contents` leads from these to the token for which Python was asked once.
+
+_tokens_of_contents: dict[bytes, "weakref.ref[Token]"] = {}
+
+MAX_CONTENTS = 4_096
+"""Size of this table at which it is emptied."""
+
+MAX_CONTENTS_OF_TOKEN = 16
+"""Limit for the number of contents of one token. Values of one key may have several, by the order of a dictionary."""
+
+_described_classes: WeakIdentityDict[bool] = WeakIdentityDict()
+"""Class of static values → True, if C knows by now how to read it, or that it cannot."""
+
+
+def _describe_static_classes(value: Any) -> None:
+    """Tells C how to read the class of a static value, and the classes of its parts. Once for each class."""
+    if _described_classes.get(type(value)):
+        return
+    seen = IdentitySet()
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        cls = type(part)
+        if cls in BY_VALUE or not seen.add(part):
+            continue
+        if not _described_classes.get(cls):
+            reading = reading_of(cls)
+            if reading is not None:
+                shape, has_weak_references = getattr(native, f"READ_{reading.shape}"), bool(cls.__weakrefoffset__)
+                native.learn_reading(cls, shape, reading.names, has_weak_references)
+            _described_classes[cls] = True
+        stack.extend(parts_to_read(part))
+
+
+def _remember(token: Token, content: bytes, is_settled: bool, equal_values: list[Any], pins: tuple[Any, ...]) -> None:
+    """Enters the content of a static value, so that C recognises equal values by it. Called by C.
+
+    Args:
+        token: the token of the value.
+        content: the content, with addresses of some parts.
+        is_settled: whether values with this content never change.
+        equal_values: the parts of which the content has only the hash. A value with this content has the token if its
+            parts are equal to these.
+        pins: the objects at the addresses in the content. The token keeps them alive, and the table does not, since
+            they may refer to the token.
+    """
+    if len(token.contents) >= MAX_CONTENTS_OF_TOKEN or not all(map(has_kept_hash, pins)):
+        return
+    if len(_tokens_of_contents) >= MAX_CONTENTS:
+        _tokens_of_contents.clear()
+    token.contents[content] = is_settled, tuple(equal_values), pins
+    # The global name may be gone when the last tokens die.
+    table = _tokens_of_contents
+    table[content] = weakref.ref(token, lambda _: table.pop(content, None))
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -668,8 +735,9 @@ def start(entries: dict[bytes, Any]) -> bool:
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
     # `take_over` stores the functions of this file for C to call, and the tables for C to read. "walk" is the name of
     # the set of C variables in which it stores them.
+    functions_for_statics = _tokens_for, _tokens_of_contents, _remember
     if not native.take_over(
-        "walk", entries, _describe_object, _describe_nodes, _tokens_for, _compile, marker, dtypes, registry
+        "walk", entries, _describe_object, _describe_nodes, *functions_for_statics, _compile, marker, dtypes, registry
     ):
         return False
     # After each registration, C forgets the descriptions that are guesses.

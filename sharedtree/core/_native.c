@@ -18,6 +18,7 @@ PyObject *entries;
 PyObject *classify;
 PyObject *describe;
 PyObject *settle;
+PyObject *contents, *remember;
 PyObject *compile;
 PyObject *missing_type;
 PyObject *dtypes;
@@ -84,7 +85,8 @@ static const struct {
     const char *subject, *letters; /* a letter for each of `places` */
     PyObject **places[11];
 } dependencies[] = {
-    {"walk", "MOOOOOUM", {&entries, &classify, &describe, &settle, &compile, &missing_type, &dtypes, &registry}},
+    {"walk", "MOOOMOOOUM",
+     {&entries, &classify, &describe, &settle, &contents, &remember, &compile, &missing_type, &dtypes, &registry}},
     {"nnx", "OTTONNSSSSS",
      {&layout_of, &mapping_type, &trace_type, &current_trace, &name_nodes, &name_mapping, &raw_value, &variable_trace,
       &metadata_of, &state_trace, &jax_trace}},

@@ -157,7 +157,7 @@ typedef struct {
 
 intptr_t get_value(const Table *table, const void *key);
 int set_value(Table *table, const void *key, intptr_t value);
-void free_slots(Slot *slots, size_t size);
+void free_table(Table *table);
 size_t hash_address(const void *pointer);
 
 /* --- objects of the module ----------------------------------------------------------------------------------------- */
@@ -212,7 +212,7 @@ int set_up_call(PyObject *module);
 /* Interned names of attributes and methods: `name_clear` is "clear". */
 #define NAMES(X)                                                                                                          \
     X(unflatten) X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear)   \
-    X(extend) X(copy) X(is_interchangeable)
+    X(extend) X(copy) X(is_interchangeable) X(contents) X(nbytes) X(tobytes)
 #define DECLARED(name) extern PyObject *name_##name;
 NAMES(DECLARED)
 
@@ -222,6 +222,8 @@ extern PyObject *classify;     /* (object, convention) -> description of its cla
                                   a traced one with identity */
 extern PyObject *describe;     /* NodeType -> description of its class */
 extern PyObject *settle;       /* static values -> for each an answer that `settle_pin` explains */
+extern PyObject *contents;     /* content of a static value -> weak reference to its token, see `Reading` */
+extern PyObject *remember;     /* (token, content, is_settled, values compared by `==`, pins) enters it there */
 extern PyObject *compile;      /* structure -> Program */
 extern PyObject *missing_type; /* the class of the marker for attributes that were never set, or None */
 extern PyObject *dtypes;       /* the NumPy dtypes that JAX traces, each the only object of its dtype */
@@ -327,7 +329,8 @@ typedef struct {
     Tags *tags;
     int flags, convention;
     Py_ssize_t expected; /* the number of objects in the tags, unless somebody else has used them meanwhile */
-    PyObject *leaves;
+    PyObject *leaves;  /* a list, once the walk has ended */
+    Pins leaves_so_far;
     Pins children;     /* the children of all open nodes, those of one node side by side */
     Pins pins;         /* the values that are in the key by address */
     PyObject *settled; /* values that never change, each followed by its token; NULL if there are none */
@@ -340,6 +343,8 @@ typedef struct {
     char *key;
     size_t key_size, key_room;
     int is_outside;        /* whether the node being opened is outside of all modules */
+    int is_content;        /* whether the content of a static value is being written, see `Reading` */
+    int mappings;          /* the number of mappings around the place in this content */
     Py_ssize_t parts_left; /* how many more parts, counted by paths, the static value being written may have */
 } Walk;
 

@@ -250,20 +250,38 @@ static int plan_of(PyObject *pattern, PyObject *structure, PyObject *leaves, PyO
     return DONE;
 }
 
+/* Up to so many objects are compared pair by pair, since it takes longer to make a table. */
+#define MAX_PAIRWISE 32
+
+static int is_among(const void *object, const void *const *objects, Py_ssize_t count)
+{
+    int is_there = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        is_there |= objects[i] == object;
+    return is_there;
+}
+
 /* Returns 1 if no object, or no array, is in a list or tuple twice; -1 on an error. */
 static int are_distinct(PyObject *items, int only_arrays)
 {
     Table seen = {0};
+    const void *first[MAX_PAIRWISE];
+    Py_ssize_t size = length_of(items), count = 0;
     int are_different = 1;
-    for (Py_ssize_t i = 0; i < length_of(items) && are_different == 1; i++) {
+    for (Py_ssize_t i = 0; i < size && are_different == 1; i++) {
         PyObject *object = item_at(items, i);
         if (only_arrays && !is_instance(object, concrete_array))
             continue;
+        if (size <= MAX_PAIRWISE) {
+            are_different = !is_among(object, first, count);
+            first[count++] = object;
+            continue;
+        }
         are_different = get_value(&seen, object) == NO_VALUE;
         if (set_value(&seen, object, 0) < 0)
             are_different = -1;
     }
-    free_slots(seen.slots, seen.size);
+    free_table(&seen);
     return are_different;
 }
 

@@ -32,6 +32,7 @@ THE DATA, from the top of this file to its end:
 
     Table     address -> number or pointer: the kinds by class, the facts by value, the numbers of objects in one walk
     Fact      a static value that never changes, and its token
+    Reading   a class of static values, and how the content of an instance is written
     Kind      a class: how its instances are read, and the number that stands for it in keys
     Layout    the attributes of NNX objects, which differ within one class
     Tags      the objects that were visited, each with its number: an object that comes again becomes a reference R
@@ -46,6 +47,7 @@ THE DATA, from the top of this file to its end:
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 100000
 #define MAX_TEXT 4096
+#define MAX_BYTES 65536
 #define MAX_LAYOUTS 4096 /* the layouts of one class; for an `nnx.List` each length is one */
 
 /* The rules of a walk, see `flags_of` in `_pack_and_unpack.py`. */
@@ -87,27 +89,38 @@ static int is_text(PyObject *object, PyObject *text)
 /* --- tables by address ------------------------------------------------------------------------------------------- */
 
 #define FIRST_SIZE 256
+#define MAX_SPARE_SIZE 4096
 
-/* FIRST_SIZE empty slots for the next table, or NULL. Allocating them takes longer than clearing them. */
+/* Empty slots for the next table, or NULL. Allocating them takes longer than clearing them, and so does growing a table. So there
+   are as many as the last table had, unless it was nearly empty. */
 static Slot *spare_slots;
+static size_t spare_size;
 
 static Slot *new_slots(size_t size)
 {
-    Slot *slots = spare_slots;
-    if (slots == NULL || size != FIRST_SIZE)
-        return PyMem_Calloc(size, sizeof *slots);
-    spare_slots = NULL;
-    return slots;
+    return PyMem_Calloc(size, sizeof(Slot));
 }
 
-void free_slots(Slot *slots, size_t size)
+static void free_slots(Slot *slots, size_t size)
 {
-    if (spare_slots != NULL || size != FIRST_SIZE) {
+    if (size <= spare_size || size > MAX_SPARE_SIZE) {
         PyMem_Free(slots);
-    } else {
-        memset(slots, 0, size * sizeof *slots);
-        spare_slots = slots;
+        return;
     }
+    memset(slots, 0, size * sizeof *slots);
+    PyMem_Free(spare_slots);
+    spare_slots = slots, spare_size = size;
+}
+
+/* Frees the slots of a table. */
+void free_table(Table *table)
+{
+    /* Clearing many slots is a waste if few were used. */
+    if (table->size > FIRST_SIZE && 16 * table->used < table->size)
+        PyMem_Free(table->slots);
+    else
+        free_slots(table->slots, table->size);
+    *table = (Table){0};
 }
 
 /* Spreads the bits of an address, whose lowest ones are always 0, as MurmurHash3 does in its last step. */
@@ -144,6 +157,11 @@ static void *get_pointer(const Table *table, const void *key)
 /* Moves the keys that have a value into a new array of slots. */
 static int rehash(Table *table, size_t size)
 {
+    if (table->size == 0 && spare_slots != NULL) {
+        *table = (Table){spare_slots, spare_size, 0};
+        spare_slots = NULL, spare_size = 0;
+        return 0;
+    }
     Slot *slots = new_slots(size);
     if (slots == NULL)
         return no_memory();
@@ -160,14 +178,26 @@ static int rehash(Table *table, size_t size)
     return 0;
 }
 
-int set_value(Table *table, const void *key, intptr_t value)
+/* Returns the slot of a key, in which a value may be set; NULL without memory. A new slot has NO_VALUE. */
+static Slot *slot_for(Table *table, const void *key)
 {
     /* At most half full, so that searches are short. */
-    if (2 * (table->used + 1) > table->size)
-        TRY(rehash(table, table->size ? 4 * table->size : FIRST_SIZE));
+    if (2 * (table->used + 1) > table->size && rehash(table, table->size ? 4 * table->size : FIRST_SIZE) < 0)
+        return NULL;
     Slot *slot = find_slot(table->slots, table->size, key);
-    table->used += slot->key == NULL;
-    *slot = (Slot){key, value};
+    if (slot->key == NULL) {
+        table->used++;
+        *slot = (Slot){key, NO_VALUE};
+    }
+    return slot;
+}
+
+int set_value(Table *table, const void *key, intptr_t value)
+{
+    Slot *slot = slot_for(table, key);
+    if (slot == NULL)
+        return FAILED;
+    slot->value = value;
     return 0;
 }
 
@@ -218,11 +248,13 @@ static void drop_holder(void *value)
 static PyObject *references; /* address -> a weak reference that calls `forget_dead` */
 
 static void retire_kind(void *type);
+static void retire_reading(void *type);
 
-/* Forgets the kind and the fact of a dead object. Weak references call it. */
+/* Forgets the kind, the reading and the fact of a dead object. Weak references call it. */
 static PyObject *forget_dead(PyObject *address, PyObject *reference)
 {
     retire_kind(PyLong_AsVoidPtr(address));
+    retire_reading(PyLong_AsVoidPtr(address));
     drop_holder(PyLong_AsVoidPtr(address));
     if (PyDict_GetItemWithError(references, address) == reference && PyDict_DelItem(references, address) < 0)
         return NULL;
@@ -329,6 +361,85 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
         replace(&parts_of(held)[0], held_pairs);
     PyErr_Clear();
     return held;
+}
+
+/* --- readings: static values that are recognised by their content --------------------------------------------------- */
+
+/* Some static values are made anew for each call, such as the `GraphDef` of `nnx.split(model)`, and others may change, such as a
+   config. No address helps there. If C can read all parts of such a value, it writes its *content*, and looks this up in
+   `contents`:
+
+       GraphDef([NodeDef(Net, 0)], ...)   →   b"C <GraphDef> [ 1 C <NodeDef> P <Net> i 0 ..."   →   the token of this GraphDef
+
+   Two contents are equal only if the values are equal for Python: the content has the class and the sign of each part. The reverse
+   does not hold. A value with an unknown content has a token as well, since Python is asked for it.
+
+   A reading says how C reads the instances of one class:
+
+       READ_FIELDS     a dataclass; its content is that of the fields in `names`
+       READ_ITEMS      a namedtuple; its content is that of its items
+       READ_MAPPING    a mapping that is compared by its own `==`; its dictionary is the attribute `names[0]`
+       READ_BYTES      a NumPy array or number; its content is that of the attributes in `names`, its dtype among them, and its bytes
+       READ_EQUAL      a class whose `==` decides; in the content is the hash, and a value found by it must be equal
+       READ_NONE       another class with instances that may change: what holds one has no content */
+enum { READ_FIELDS, READ_ITEMS, READ_MAPPING, READ_BYTES, READ_EQUAL, READ_NONE, NUM_READINGS };
+
+typedef struct {
+    int shape;
+    int is_watched;   /* whether there can be weak references to instances, so that facts about them can be entered */
+    int64_t number;   /* stands for the class in contents. Never used again, as the address of a dead class may be. */
+    PyObject *names;  /* a tuple of texts; NULL once the class is dead */
+} Reading;
+
+/* Class -> Reading. Readings are never freed, but those of dead classes are not found. */
+static Table readings;
+static int64_t num_readings;
+
+static Reading *reading_of(PyTypeObject *type)
+{
+    return get_pointer(&readings, type);
+}
+
+static void retire_reading(void *type)
+{
+    Reading *reading = reading_of(type);
+    if (reading == NULL)
+        return;
+    reset_value(&readings, type, NO_VALUE);
+    replace(&reading->names, NULL);
+}
+
+/* Enters a reading, unless the class has one. */
+static int enter_reading(PyObject *type, int shape, PyObject *names, int is_watched)
+{
+    /* Making a weak reference may collect garbage, and so run Python. So the class is looked up afterwards. */
+    if (reading_of((PyTypeObject *)type) == NULL)
+        TRY(watch(type));
+    if (reading_of((PyTypeObject *)type) != NULL)
+        return DONE;
+    Reading *reading = PyMem_Calloc(1, sizeof *reading);
+    if (reading == NULL || set_value(&readings, type, (intptr_t)reading) < 0) {
+        PyMem_Free(reading);
+        return no_memory();
+    }
+    *reading = (Reading){shape, is_watched, num_readings++, Py_NewRef(names)};
+    return DONE;
+}
+
+/* Enters a reading for Python: (class, shape, names, is_watched). */
+static PyObject *native_learn_reading(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *type, *names;
+    int shape, is_watched;
+    if (!PyArg_ParseTuple(args, "O!iO!p", &PyType_Type, &type, &shape, &PyTuple_Type, &names, &is_watched))
+        return NULL;
+    if (shape < 0 || shape >= NUM_READINGS || (shape == READ_MAPPING && PyTuple_Size(names) != 1))
+        return raise_null(PyExc_ValueError, "no such reading");
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
+        if (!PyUnicode_CheckExact(PyTuple_GetItem(names, i)))
+            return raise_null(PyExc_TypeError, "a name is a text");
+    }
+    return enter_reading(type, shape, names, is_watched) == DONE ? none() : NULL;
 }
 
 /* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
@@ -459,9 +570,8 @@ PyObject *tags_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_U
 
 static void tags_dealloc(PyObject *self)
 {
-    Table *numbers = &((Tags *)self)->numbers;
     PyObject_GC_UnTrack(self);
-    free_slots(numbers->slots, numbers->size);
+    free_table(&((Tags *)self)->numbers);
     parts_dealloc(self);
 }
 
@@ -649,8 +759,44 @@ static int has_room(Walk *w, Py_ssize_t size, int depth)
     return 1;
 }
 
-/* Writes a static value: built-in ones by content, others by address. Runs no Python, so the parts of a container need not be
-   held meanwhile. */
+static int emit_static(Walk *w, PyObject *value, int depth);
+
+/* Writes the keys and values of a dictionary. */
+static int emit_dict_items(Walk *w, PyObject *dict, int depth)
+{
+    PyObject *borrowed_key, *borrowed_item;
+    Py_ssize_t cursor = 0;
+    TRY(emit_count(w, '{', PyDict_Size(dict)));
+    while (PyDict_Next(dict, &cursor, &borrowed_key, &borrowed_item)) {
+        OWNED *key = Py_NewRef(borrowed_key), *item = Py_NewRef(borrowed_item);
+        TRY(emit_static(w, key, depth + 1));
+        TRY(emit_static(w, item, depth + 1));
+    }
+    return DONE;
+}
+
+/* Writes the dictionary of a mapping. The mapping itself is pinned: `remember` in Python asks whether its hash is the one that it
+   once gave. */
+static int emit_mapping(Walk *w, PyObject *mapping, PyObject *name, int depth)
+{
+    OWNED *dict = PyObject_GenericGetAttr(mapping, name);
+    if (dict == NULL)
+        return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
+    if (!PyDict_CheckExact(dict) || !has_room(w, PyDict_Size(dict), depth + 1))
+        return UNHANDLED;
+    TRY(grow(&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places));
+    w->places[w->pins.size] = w->key_size;
+    TRY(push(&w->pins, mapping));
+    w->mappings++;
+    int outcome = emit_dict_items(w, dict, depth + 1);
+    w->mappings--;
+    return outcome;
+}
+
+static int emit_reading(Walk *w, const Reading *reading, PyObject *value, int depth);
+
+/* Writes a static value: built-in ones by content, others by address, or in a content by the reading of their class. Runs no Python, except in
+   a content, where reading an attribute may. So there the parts of a container are held. */
 static int emit_static(Walk *w, PyObject *value, int depth)
 {
     PyTypeObject *type = Py_TYPE(value);
@@ -665,28 +811,75 @@ static int emit_static(Walk *w, PyObject *value, int depth)
     }
     if (type == &PyFloat_Type) {
         double number = PyFloat_AsDouble(value);
-        return emit(w, 'd', &number, sizeof number);
+        /* For the `==` of a mapping, `nan` differs from every other `nan`. */
+        return w->mappings && number != number ? UNHANDLED : emit(w, 'd', &number, sizeof number);
     }
     /* An exact walk tells a list or a dictionary of the user from another one with the same content. */
     int is_users_object = w->flags & EXACT && (type == &PyList_Type || type == &PyDict_Type);
     if (!is_users_object && (type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
         Py_ssize_t size = length_of(value);
         TRY(emit_count(w, type == &PyTuple_Type ? '(' : '[', size));
-        for (Py_ssize_t i = 0; i < size; i++)
-            TRY(emit_static(w, item_at(value, i), depth + 1));
-        return DONE;
-    }
-    if (!is_users_object && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
-        PyObject *key, *item;
-        Py_ssize_t cursor = 0;
-        TRY(emit_count(w, '{', PyDict_Size(value)));
-        while (PyDict_Next(value, &cursor, &key, &item)) {
-            TRY(emit_static(w, key, depth + 1));
+        for (Py_ssize_t i = 0; i < size; i++) {
+            OWNED *item = Py_XNewRef(item_at(value, i));
+            NEED(item);
             TRY(emit_static(w, item, depth + 1));
         }
         return DONE;
     }
-    return emit_address(w, value);
+    if (!is_users_object && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth))
+        return emit_dict_items(w, value, depth);
+    const Reading *reading = w->is_content ? reading_of(type) : NULL;
+    return reading == NULL ? emit_address(w, value) : emit_reading(w, reading, value, depth);
+}
+
+static int is_traced_dtype(PyObject *object);
+
+/* Writes the bytes of a NumPy array or number. UNHANDLED for other dtypes than those of numbers, since the bytes of objects are
+   addresses, and for a large array. In a mapping, where `==` decides, -0.0 equals 0.0. */
+static int emit_bytes(Walk *w, PyObject *value)
+{
+    if (w->mappings || !is_traced_dtype(value))
+        return UNHANDLED;
+    OWNED *size = PyObject_GetAttr(value, name_nbytes), *bytes = NULL;
+    NEED(size);
+    if (PyLong_AsSsize_t(size) > MAX_BYTES)
+        return UNHANDLED;
+    bytes = PyObject_CallMethodObjArgs(value, name_tobytes, NULL);
+    NEED(bytes);
+    if (!PyBytes_CheckExact(bytes))
+        return FAILED;
+    Py_ssize_t count = PyBytes_Size(bytes);
+    TRY(emit_count(w, 'b', count));
+    TRY(grow(&w->key, &w->key_room, w->key_size + (size_t)count, 1));
+    memcpy(w->key + w->key_size, PyBytes_AsString(bytes), (size_t)count);
+    w->key_size += (size_t)count;
+    return DONE;
+}
+
+/* Writes the content of a static value by the reading of its class. UNHANDLED if it cannot be read in this way. */
+static int emit_reading(Walk *w, const Reading *reading, PyObject *value, int depth)
+{
+    int shape = reading->shape;
+    OWNED *names = Py_XNewRef(reading->names);
+    if (shape >= READ_EQUAL || names == NULL)
+        return shape == READ_EQUAL ? emit_address(w, value) : UNHANDLED;
+    Py_ssize_t size = shape == READ_ITEMS ? PyTuple_Size(value) : PyTuple_Size(names);
+    if (size < 0 || !has_room(w, size, depth))
+        return size < 0 ? FAILED : UNHANDLED;
+    TRY(emit_count(w, 'C', reading->number));
+    /* The number of items is the class's, unless somebody calls `tuple.__new__`. */
+    if (shape == READ_ITEMS)
+        TRY(emit_count(w, '(', size));
+    if (shape == READ_MAPPING)
+        return emit_mapping(w, value, PyTuple_GetItem(names, 0), depth);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        OWNED *part = shape == READ_ITEMS ? Py_XNewRef(PyTuple_GetItem(value, i))
+                                          : PyObject_GenericGetAttr(value, PyTuple_GetItem(names, i));
+        if (part == NULL)
+            return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
+        TRY(emit_static(w, part, depth + 1));
+    }
+    return shape == READ_BYTES ? emit_bytes(w, value) : DONE;
 }
 
 /* Writes each static value in a tuple. */
@@ -1433,21 +1626,44 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     return DONE;
 }
 
-/* Gives an object the next number; it can be looked up if `is_tagged`. FAILED if Python code has used the tags meanwhile. */
-static int record(Walk *w, PyObject *object, int is_tagged)
+/* Gives an object the next number. FAILED if Python code has used the tags meanwhile. */
+static int next_number(Walk *w, PyObject *object, Py_ssize_t *number)
 {
     if (PyList_Size(w->tags->objects) != w->expected)
         return FAILED;
     TRY(PyList_Append(w->tags->objects, object));
-    Py_ssize_t number = w->expected++;
+    *number = w->expected++;
+    return DONE;
+}
+
+/* Gives an object the next number; it can be looked up if `is_tagged`. */
+static int record(Walk *w, PyObject *object, int is_tagged)
+{
+    Py_ssize_t number;
+    TRY(next_number(w, object, &number));
     return is_tagged ? set_value(&w->tags->numbers, object, number) : DONE;
 }
 
-static int record_leaf(Walk *w, PyObject *object, int is_tagged)
+static int record_leaf(Walk *w, PyObject *object)
 {
+    Py_ssize_t number;
     TRY(emit_code(w, 'L'));
-    TRY(PyList_Append(w->leaves, object));
-    return record(w, object, is_tagged);
+    TRY(push(&w->leaves_so_far, object));
+    return next_number(w, object, &number);
+}
+
+/* Visits a leaf with identity that can be looked up: writes a reference if it has a number, else records it. */
+static int visit_tagged_leaf(Walk *w, PyObject *object)
+{
+    Slot *slot = slot_for(&w->tags->numbers, object);
+    if (slot == NULL || slot->value == OPEN)
+        return FAILED;
+    /* None of the following runs Python, so the slot stays where it is. */
+    if (slot->value >= 0)
+        return emit_count(w, 'R', slot->value);
+    TRY(record_leaf(w, object));
+    slot->value = w->expected - 1;
+    return DONE;
 }
 
 static int record_static(Walk *w, PyObject *object)
@@ -1469,11 +1685,17 @@ static int refer_back(Walk *w, PyObject *object)
 /* Returns 1 if JAX traces a NumPy array or number, by its dtype; 0 if not or if only Python knows. */
 static int is_traced_dtype(PyObject *object)
 {
+    /* The place of the last dtype. Most arrays of a program have the same one. */
+    static Py_ssize_t last;
     OWNED *dtype = PyObject_GetAttr(object, name_dtype);
     PyErr_Clear();
+    if (dtype != NULL && last < PyTuple_Size(dtypes) && PyTuple_GetItem(dtypes, last) == dtype)
+        return 1;
     for (Py_ssize_t i = 0; dtype != NULL && i < PyTuple_Size(dtypes); i++) {
-        if (PyTuple_GetItem(dtypes, i) == dtype)
+        if (PyTuple_GetItem(dtypes, i) == dtype) {
+            last = i;
             return 1;
+        }
     }
     return 0;
 }
@@ -1502,16 +1724,21 @@ static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int conventio
     if (!is_array && w->flags & FILTERED)
         return visit_static(w, object);
     if (convention == OUTSIDE)
-        return record_leaf(w, object, 0);
+        return record_leaf(w, object);
     if (convention == ANY || kind->shape == JAX_ARRAY || (is_array && convention == EQUINOX))
         is_array &= kind->shape != NUMPY_NUMBER;
-    else if (is_array && !is_traced_dtype(object))
+    /* A class of numbers that has a kind has one of the dtypes that are traced. */
+    else if (kind->shape == NUMPY_ARRAY && !is_traced_dtype(object))
         return visit_unknown(w, object, convention);
     else if (kind->shape == STATIC || (kind->shape == NUMBER && convention == EQUINOX))
         return visit_static(w, object);
-    int has_identity = is_array && kind->shape != NUMPY_NUMBER && !is_value;
-    int outcome = has_identity ? refer_back(w, object) : UNHANDLED;
-    return outcome == UNHANDLED ? record_leaf(w, object, has_identity && w->flags & ARRAYS) : outcome;
+    if (!is_array || kind->shape == NUMPY_NUMBER || is_value)
+        return record_leaf(w, object);
+    if (w->flags & ARRAYS)
+        return visit_tagged_leaf(w, object);
+    /* Only an earlier tree of the same `Context` may have given it a number. */
+    int outcome = refer_back(w, object);
+    return outcome == UNHANDLED ? record_leaf(w, object) : outcome;
 }
 
 /* Visits one object: writes a reference if it has a number, else records it as a leaf or opens it. */
@@ -1525,14 +1752,14 @@ static int visit(Walk *w, PyObject *object, int convention)
     int is_outside = convention == OUTSIDE || convention == ANY;
     int is_leaf = is_outside && !kind->is_known_to_jax; /* a deque, which is a node only inside modules */
     if (is_leaf && convention == OUTSIDE && !(w->flags & FILTERED))
-        return record_leaf(w, object, 0);
+        return record_leaf(w, object);
     if (is_leaf || convention != OUTSIDE || !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable)) {
         int outcome = refer_back(w, object);
         if (outcome != UNHANDLED)
             return outcome;
     }
     if (is_leaf)
-        return w->flags & FILTERED ? record_static(w, object) : record_leaf(w, object, 0);
+        return w->flags & FILTERED ? record_static(w, object) : record_leaf(w, object);
     return open_node(w, object, kind, convention);
 }
 
@@ -1549,7 +1776,9 @@ static int visit_unknown(Walk *w, PyObject *object, int convention)
         int outcome = role == 1 ? UNHANDLED : refer_back(w, object);
         if (outcome != UNHANDLED)
             return outcome;
-        return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
+        if (role == 2 && w->flags & ARRAYS)
+            return visit_tagged_leaf(w, object);
+        return role == 0 ? record_static(w, object) : record_leaf(w, object);
     }
     Kind *kind = new_kind(answer);
     /* The call may have changed the object's class, or registered it. */
@@ -1635,13 +1864,201 @@ static int settle_pin_by_facts(Walk *w, size_t i)
     return DONE;
 }
 
+/* The parts of `Token.contents[content]`: whether values of this content never change, the values to be compared, and the pins. */
+enum { IS_SETTLED, EQUAL_VALUES, PINS_OF_CONTENT, NUM_OF_CONTENT };
+
+/* Puts the hash of a value of READ_EQUAL into a content, and appends the value to `equal_values`. UNHANDLED for other values. */
+static int settle_part_by_hash(Walk *w, size_t i, PyObject *equal_values)
+{
+    OWNED *value = Py_NewRef(w->pins.items[i]);
+    const Reading *reading = reading_of(type_of_pin(w, i));
+    if (reading == NULL || reading->shape != READ_EQUAL)
+        return UNHANDLED;
+    int64_t numbers[2] = {PyObject_Hash(value), reading->number};
+    if (PyErr_Occurred())
+        return drop_error(PyExc_TypeError) ? UNHANDLED : FAILED;
+    w->key[w->places[i]] = 'H';
+    memcpy(w->key + w->places[i] + 1, numbers, sizeof numbers);
+    return PyList_Append(equal_values, value);
+}
+
+static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must_be_settled);
+
+/* Writes the content of a value to the end of the key, and settles the parts in it. UNHANDLED if it cannot be written, or if Python
+   would have to be asked without `may_ask`. The caller rewinds the walk. */
+static int write_content(Walk *w, PyObject *value, const Reading *reading, int may_ask, PyObject *equal_values)
+{
+    size_t first = w->pins.size;
+    OWNED *values = may_ask ? PyList_New(0) : NULL, *numbers = may_ask ? PyList_New(0) : NULL;
+    if (may_ask && (values == NULL || numbers == NULL))
+        return FAILED;
+    w->is_content = 1;
+    int outcome = emit_reading(w, reading, value, 0);
+    w->is_content = 0, w->mappings = 0;
+    TRY(outcome);
+    for (size_t i = first; i < w->pins.size; i++) {
+        if (w->key[w->places[i]] != 'P')
+            continue; /* a mapping, which is written out */
+        outcome = settle_pin_by_facts(w, i);
+        if (outcome == UNHANDLED)
+            outcome = settle_part_by_hash(w, i, equal_values);
+        if (outcome == UNHANDLED && may_ask) {
+            TRY(PyList_Append(values, w->pins.items[i]));
+            outcome = append_new(numbers, PyLong_FromSize_t(i));
+        }
+        TRY(outcome);
+    }
+    return may_ask && PyList_Size(values) > 0 ? ask_about_pins(w, values, numbers, 1) : DONE;
+}
+
+/* Returns the content of a value as bytes, and the pins of it; both NULL if it has none. */
+static int content_of(Walk *w, PyObject *value, const Reading *reading, int may_ask, PyObject *equal_values, PyObject **content,
+                      PyObject **pins)
+{
+    Position position = position_of(w);
+    int outcome = write_content(w, value, reading, may_ask, equal_values);
+    if (outcome == DONE) {
+        size_t size = w->key_size - position.key_size;
+        *content = PyBytes_FromStringAndSize(w->key + position.key_size, (Py_ssize_t)size);
+        *pins = *content == NULL || !may_ask ? NULL : PyTuple_New((Py_ssize_t)(w->pins.size - position.pins));
+        for (size_t i = position.pins; *pins != NULL && i < w->pins.size; i++)
+            PyTuple_SetItem(*pins, (Py_ssize_t)(i - position.pins), Py_NewRef(w->pins.items[i]));
+        if (*content == NULL || (may_ask && *pins == NULL))
+            outcome = FAILED;
+    }
+    rewind(w, position);
+    return outcome;
+}
+
+/* Returns 1 if two sequences have as many values, equal ones of the same classes; -1 on an error. */
+static int are_equal(PyObject *known_values, PyObject *values)
+{
+    if (!PyTuple_CheckExact(known_values) || PyTuple_Size(known_values) != PyList_Size(values))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(values); i++) {
+        OWNED *known = Py_NewRef(PyTuple_GetItem(known_values, i)), *value = Py_NewRef(PyList_GetItem(values, i));
+        int is_equal = Py_TYPE(known) == Py_TYPE(value) ? PyObject_RichCompareBool(known, value, Py_EQ) : 0;
+        if (is_equal != 1)
+            return is_equal;
+    }
+    return 1;
+}
+
+/* Settles a pinned value by its content; UNHANDLED if Python has to be asked. */
+static int settle_pin_by_content(Walk *w, size_t i)
+{
+    PyTypeObject *type = type_of_pin(w, i);
+    const Reading *reading = w->flags & EXACT ? NULL : reading_of(type);
+    OWNED *value = Py_NewRef(w->pins.items[i]);
+    OWNED *equal_values = NULL, *content = NULL, *pins = NULL, *entry = NULL, *token = NULL, *known = NULL, *found = NULL;
+    if (reading == NULL || Py_TYPE(value) != type || reading->shape >= READ_EQUAL)
+        return UNHANDLED;
+    equal_values = PyList_New(0);
+    NEED(equal_values);
+    TRY(content_of(w, value, reading, 0, equal_values, &content, &pins));
+    entry = Py_XNewRef(PyDict_GetItemWithError(contents, content));
+    NEED(entry);
+    token = referent(entry);
+    NEED(token);
+    known = PyObject_GetAttr(token, name_contents);
+    NEED(known);
+    found = PyDict_CheckExact(known) ? Py_XNewRef(PyDict_GetItemWithError(known, content)) : NULL;
+    NEED(found);
+    if (!is_record(found, NUM_OF_CONTENT))
+        return UNHANDLED;
+    int is_equal = are_equal(PyTuple_GetItem(found, EQUAL_VALUES), equal_values);
+    if (is_equal != 1)
+        return is_equal < 0 ? FAILED : UNHANDLED;
+    /* From here on as if Python had answered. */
+    if (PyTuple_GetItem(found, IS_SETTLED) == Py_True) {
+        if (w->settled != NULL) {
+            TRY(PyList_Append(w->settled, value));
+            TRY(PyList_Append(w->settled, token));
+        }
+        if (reading->is_watched)
+            TRY(add_fact_weakly(value, type, token));
+    }
+    put_token(w, i, token);
+    return DONE;
+}
+
+/* Lets Python remember the content for which it gave a token, unless the value has changed since the content was written. */
+static int remember_content(Walk *w, PyObject *value, PyObject *answer, PyObject *content_before)
+{
+    const Reading *reading = reading_of(Py_TYPE(value));
+    OWNED *equal_values = NULL, *content = NULL, *pins = NULL, *done = NULL;
+    PyObject *token = PyTuple_CheckExact(answer) ? PyTuple_GetItem(answer, 0) : answer;
+    if (reading == NULL || token == NULL || content_before == Py_None || (token != answer && PyTuple_Size(answer) == 1))
+        return PyErr_Occurred() ? FAILED : DONE;
+    equal_values = PyList_New(0);
+    NEED(equal_values);
+    int outcome = content_of(w, value, reading, 1, equal_values, &content, &pins);
+    if (outcome != DONE)
+        return outcome == UNHANDLED ? DONE : outcome;
+    int is_same = PyObject_RichCompareBool(content, content_before, Py_EQ);
+    if (is_same != 1)
+        return is_same < 0 ? FAILED : DONE;
+    done = PyObject_CallFunctionObjArgs(remember, token, content, answer == token ? Py_False : Py_True, equal_values, pins, NULL);
+    return done == NULL ? FAILED : DONE;
+}
+
+/* Appends the contents of values as far as they have any, and None for the others. The pins of each content follow it, since
+   the addresses in it must stay those of the same objects. */
+static int contents_of(Walk *w, PyObject *values, PyObject *value_contents)
+{
+    for (Py_ssize_t i = 0; i < PyList_Size(values); i++) {
+        OWNED *value = Py_NewRef(PyList_GetItem(values, i));
+        const Reading *reading = w->flags & EXACT ? NULL : reading_of(Py_TYPE(value));
+        OWNED *equal_values = PyList_New(0), *content = NULL, *pins = NULL;
+        NEED(equal_values);
+        int is_written = reading != NULL && reading->shape < READ_EQUAL;
+        int outcome = is_written ? content_of(w, value, reading, 1, equal_values, &content, &pins) : UNHANDLED;
+        if (outcome == FAILED)
+            return FAILED;
+        TRY(PyList_Append(value_contents, outcome == DONE ? content : Py_None));
+        TRY(PyList_Append(value_contents, outcome == DONE ? pins : Py_None));
+    }
+    return DONE;
+}
+
+/* Asks Python about the pins with these numbers, and applies the answers. With `must_be_settled`, UNHANDLED if a value may
+   change. */
+static int ask_about_pins(Walk *w, PyObject *values, PyObject *numbers, int must_be_settled)
+{
+    OWNED *answers = NULL, *value_contents = must_be_settled ? NULL : PyList_New(0);
+    if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
+        return FAILED;
+    if (!must_be_settled) {
+        NEED(value_contents);
+        TRY(contents_of(w, values, value_contents));
+    }
+    answers = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
+    for (Py_ssize_t i = 0; answers != NULL && i < PyList_Size(numbers); i++) {
+        OWNED *answer = Py_XNewRef(PyList_GetItem(answers, i)), *value = Py_NewRef(PyList_GetItem(values, i));
+        NEED(answer);
+        if (must_be_settled && !PyTuple_CheckExact(answer)) {
+            /* Without this, Python would be asked about the part and the whole at each walk. */
+            OWNED *no_names = PyTuple_New(0);
+            NEED(no_names);
+            TRY(enter_reading((PyObject *)Py_TYPE(value), READ_NONE, no_names, 0));
+            return UNHANDLED;
+        }
+        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
+        if (!must_be_settled)
+            TRY(remember_content(w, value, answer, PyList_GetItem(value_contents, 2 * i)));
+    }
+    return answers == NULL ? FAILED : DONE;
+}
+
 /* Replaces addresses in the key by tokens where necessary. Python is asked once, about all pins without facts, and only after the
    walk, since it may run code of users. */
 static int settle_pins(Walk *w)
 {
-    OWNED *values = NULL, *numbers = NULL, *answers = NULL;
+    OWNED *values = NULL, *numbers = NULL;
     for (size_t i = 0; i < w->pins.size; i++) {
         int outcome = settle_pin_by_facts(w, i);
+        if (outcome == UNHANDLED)
+            outcome = settle_pin_by_content(w, i);
         if (outcome != UNHANDLED) {
             TRY(outcome);
             continue;
@@ -1651,17 +2068,7 @@ static int settle_pins(Walk *w)
         TRY(PyList_Append(values, w->pins.items[i]));
         TRY(append_new(numbers, PyLong_FromSize_t(i)));
     }
-    if (values == NULL)
-        return DONE;
-    if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
-        return FAILED;
-    answers = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
-    for (Py_ssize_t i = 0; answers != NULL && i < PyList_Size(numbers); i++) {
-        PyObject *answer = PyList_GetItem(answers, i);
-        NEED(answer);
-        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
-    }
-    return answers == NULL ? FAILED : DONE;
+    return values == NULL ? DONE : ask_about_pins(w, values, numbers, 0);
 }
 
 static int emit_header(Walk *w, int64_t base)
@@ -1685,6 +2092,7 @@ static int walk_all(Walk *w, PyObject *tree)
 
 static void free_memory(Walk *w)
 {
+    PyMem_Free(w->leaves_so_far.items);
     PyMem_Free(w->children.items);
     PyMem_Free(w->pins.items);
     PyMem_Free(w->places);
@@ -1699,11 +2107,12 @@ void end_walk(Walk *w)
     /* Each of these may run finalisers. None can reach this walk. */
     Py_CLEAR(w->leaves);
     Py_CLEAR(w->settled);
+    pop_to(&w->leaves_so_far, 0);
     pop_to(&w->children, 0);
     pop_to(&w->pins, 0);
     /* Only these sizes are checked: there are no more names than children, and a pin has several bytes in the key. */
     if (spare.key == NULL && w->key_room <= MAX_SPARE && w->children.room * sizeof(PyObject *) <= MAX_SPARE &&
-        w->frames_room * sizeof(Frame) <= MAX_SPARE) {
+        w->leaves_so_far.room * sizeof(PyObject *) <= MAX_SPARE && w->frames_room * sizeof(Frame) <= MAX_SPARE) {
         spare = *w;
         spare.tags = NULL, spare.depth = 0, spare.key_size = 0;
         return;
@@ -1780,15 +2189,26 @@ static PyObject *structure_of_key(const Walk *w, PyObject *structures, PyObject 
     return structure;
 }
 
+/* Makes the list of the leaves, and takes over their references. */
+static PyObject *list_of_leaves(Walk *w)
+{
+    Pins *leaves = &w->leaves_so_far;
+    PyObject *list = PyList_New((Py_ssize_t)leaves->size);
+    for (size_t i = 0; list != NULL && i < leaves->size; i++)
+        PyList_SetItem(list, (Py_ssize_t)i, leaves->items[i]);
+    if (list != NULL)
+        leaves->size = 0;
+    return list;
+}
+
 /* Walks a tree and looks up the structure of its key. UNHANDLED if Python has to walk; FAILED with an error that is no
    `Exception`. */
 int walk_tree(Walk *w, PyObject *tree, PyObject *structures, PyObject *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
     w->expected = base;
-    w->leaves = PyList_New(0);
     *structure = NULL;
-    if (w->leaves != NULL && walk_all(w, tree) == DONE)
+    if (walk_all(w, tree) == DONE && (w->leaves = list_of_leaves(w)) != NULL)
         *structure = structure_of_key(w, structures, latest);
     return *structure != NULL ? DONE : undo_walk(w, base);
 }
@@ -1929,12 +2349,13 @@ static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UN
     Walk w = new_walk(NULL, 0);
     free_memory(&w);
     PyMem_Free(spare_slots);
-    spare_slots = NULL;
+    spare_slots = NULL, spare_size = 0;
     return none();
 }
 
 static PyMethodDef methods[] = {
     {"learn", native_learn, METH_O, "Enters the description of a class."},
+    {"learn_reading", native_learn_reading, METH_VARARGS, "(class, shape, names, is_watched): how static values are read."},
     {"unlearn", native_unlearn, METH_O, "Leaves the instances of a class to its registered functions."},
     {"look_again", native_look_again, METH_NOARGS, "Asks Python again about classes that were not registered."},
     {"walk", native_walk, METH_VARARGS,
@@ -1965,6 +2386,9 @@ int set_up_walk(PyObject *module)
     static const char *const conventions[] = {"JAX", "EQUINOX", "ANY", "INHERITED", "IN_VARIABLE", "OUTSIDE"};
     for (int i = JAX; i <= OUTSIDE; i++)
         TRY(PyModule_AddIntConstant(module, conventions[i], i));
+    static const char *const names[] = {"READ_FIELDS", "READ_ITEMS", "READ_MAPPING", "READ_BYTES", "READ_EQUAL", "READ_NONE"};
+    for (int i = 0; i < NUM_READINGS; i++)
+        TRY(PyModule_AddIntConstant(module, names[i], i));
     for (int i = 0; i < NUM_SHAPES; i++)
         TRY(PyModule_AddIntConstant(module, OPENERS[i].name, i));
     return DONE;

@@ -965,6 +965,8 @@ class Library(NamedTuple):
         introduce: prepares the native walk, its argument, for the library. Called before the first class of it comes.
         parts_of_frozen: static value declared immutable by the library → the values in it.
         marker: the class of the objects marking an attribute without a value. At most one library has one.
+        frozen_mapping: class → the attribute with the dictionary of an instance, for a class of mappings that nobody
+            changes, equal exactly if their dictionaries are. None for any other class.
         held_anyway: classes with instances that keep nothing alive that could otherwise die. So the table of structures
             may keep instances alive.
         writes_back: class in JAX's registry → True if the library writes a change that a function makes in an instance
@@ -993,6 +995,7 @@ class Library(NamedTuple):
     introduce: Callable[[Any], None] = _no_answer
     parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _no_answer
     marker: type | None = None
+    frozen_mapping: Callable[[Any], str | None] = _no_answer
     held_anyway: tuple[type, ...] = ()
     writes_back: Callable[[Any], bool | None] = _no_answer
     role_of: Callable[[Any], RolesBelow | None] = _no_answer
@@ -1117,6 +1120,18 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
         parts = library.parts_of_frozen(value)
         if parts is not None:
             return parts
+    return None
+
+
+def frozen_mapping(cls: Any) -> str | None:
+    """Returns the attribute with the dictionary of a mapping, if a library declares its class immutable.
+
+    Returns None for any other class.
+    """
+    for library in LIBRARIES:
+        attribute = library.frozen_mapping(cls)
+        if attribute is not None:
+            return attribute
     return None
 
 

@@ -53,8 +53,8 @@ import numpy as np
 from jax.core import Tracer
 
 from ._by_identity import IdentityDict, IdentitySet, Interned, WeakIdentityDict
-from ._class_attributes import dataclass_fields
-from ._node_types import compares_by_parts, is_namedtuple, parts_of_frozen
+from ._class_attributes import ABSENT, dataclass_fields, inherited
+from ._node_types import NUMPY_NUMBERS, compares_by_parts, frozen_mapping, is_namedtuple, parts_of_frozen
 from ._printing import shown
 
 
@@ -1002,6 +1002,77 @@ def has_settled_instances(cls: type) -> bool:
     if cls is functools.partial:
         return False
     return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED_CLASSES)
+
+
+# --- reading the content in C -----------------------------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    """Directions for the native walk: how it reads the content of a static value of one class.
+
+    Attributes:
+        shape: the name of a way to read it, see `_native_walk.c`. "FIELDS" for a dataclass, "ITEMS" for a namedtuple,
+            "MAPPING" for a mapping that nobody changes, "BYTES" for arrays and numbers of NumPy, "EQUAL" for a class
+            whose `==` and hash decide.
+        names: the attributes to read.
+    """
+
+    shape: str
+    names: tuple[str, ...] = ()
+
+
+def reading_of(cls: Any) -> Reading | None:
+    """Returns how C reads the content of the instances of a class. None if it cannot, so that Python has to be asked.
+
+    Values with equal contents must have equal keys (`key_of`). So each case here is one of `content_of`.
+    """
+    if _is_only_its_items(cls):
+        return Reading("ITEMS")
+    if cls is jax.tree_util.PyTreeDef:
+        return Reading("EQUAL")
+    # A subclass may have attributes besides.
+    if cls is np.ndarray or cls in NUMPY_NUMBERS:
+        return Reading("BYTES", ("dtype", "shape"))
+    if _container_base(cls) is not None or issubclass(cls, (*_NUMBERS_AND_TEXTS, np.generic, jax.Array, Tracer)):
+        return None
+    # The same look-up as `getattr`, if no code of the class takes part in it.
+    if inherited(cls, "__getattribute__") is not object.__dict__["__getattribute__"]:
+        return None
+    attribute = frozen_mapping(cls)
+    if attribute is not None:
+        return Reading("MAPPING", (attribute,))
+    if not _compares_by_field(cls):
+        return None
+    names = tuple([sys.intern(field.name) for field in dataclass_fields(cls) if field.compare])
+    return Reading("FIELDS", names) if all(map(functools.partial(_is_read_simply, cls), names)) else None
+
+
+def _is_read_simply(cls: type, name: str) -> bool:
+    """Returns True if a field stands in a slot or in the `__dict__` of each instance, and in no property."""
+    attribute = inherited(cls, name)
+    is_slot = type(attribute) is types.MemberDescriptorType
+    return attribute is ABSENT or is_slot or not hasattr(type(attribute), "__get__")
+
+
+def parts_to_read(value: Any) -> Iterable[Any]:
+    """Returns the parts of a static value in which C may meet further classes to read, and perhaps others."""
+    cls = type(value)
+    reading = reading_of(cls)
+    if reading is not None and reading.shape != "ITEMS":
+        return [getattr(value, name) for name in reading.names if hasattr(value, name)]
+    if cls in (tuple, list) or reading is not None:
+        return value
+    return [*value, *value.values()] if cls is dict else ()
+
+
+def has_kept_hash(value: Any) -> bool:
+    """Returns False if the hash of a hashable object has changed since its first key was made.
+
+    Its key is still the one of before (`_equality_key_of`), so its present content must not lead to this key.
+    """
+    reference = _first_keys.get(value)
+    first_key = None if reference is None else reference()
+    return first_key is None or hash(value) == hash(first_key)
 
 
 # --- irreplaceable objects --------------------------------------------------------------------------------------------

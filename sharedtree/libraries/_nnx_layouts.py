@@ -174,6 +174,15 @@ def parts_of_frozen(value: Any) -> list[Any] | None:
     return [part for item in content.items() for part in item] if type(content) is dict else None
 
 
+def frozen_mapping(cls: Any) -> str | None:
+    """Returns the attribute with the dictionary of a `HashableMapping`, such as the metadata in a `GraphDef`.
+
+    None for any other class.
+    """
+    table = nnx()
+    return MAPPING if table is not None and cls is table.mapping else None
+
+
 class Facts(NamedTuple):
     """Facts about a class on which the native walk relies. It reads the class only as long as they stay equal.
 
