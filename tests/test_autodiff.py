@@ -409,7 +409,7 @@ def test_operands_that_are_missing_or_swapped():
         st.jvp(g, (m, other), (other, GOOD))
     with pytest.raises(st.errors.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
         st.linearize(g, m, other)[1](GOOD)
-    with pytest.raises(TypeError, match="not a `Pair` and a `Pair`"):
+    with pytest.raises(TypeError, match="not as a `Pair` and a `Pair`"):
         filter_jvp(g, m, GOOD)
     with pytest.raises(TypeError, match="two-element tuple, but got type .*Pair"):
         st.vjp(lambda m: m, m, has_aux=True)

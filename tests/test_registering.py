@@ -121,7 +121,7 @@ def test_an_adapter_of_a_function_states_that_it_cannot_write_back():
     for _ in range(2):
         with (
             st.Context(st.Policy(in_place=True)),
-            pytest.raises(ValueError, match="`.*once_more` hands back what the function returned"),
+            pytest.raises(ValueError, match="`.*once_more` passes on what the function returns"),
         ):
             f(tied(), 1.0)
         result = f(tied(), 1.0)

@@ -248,8 +248,8 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         ...
         sharedtree.errors.SharingMismatchError: The trees do not have the same ties:
             `[0]` and `[1]` are one object in the first tree only
-        Gradients are taken with `sharedtree.grad`, which sums over the paths, and added up with `sharedtree.tree.map`.
-        Give another tree, if its values at these paths are equal, the ties of the first:
+        For gradients, use `sharedtree.grad`, which sums over the paths, and `sharedtree.tree.map` to add them up.
+        For other trees, if the values at these paths are equal, give the second tree the ties of the first:
             b = sharedtree.retie(b, like=a)
     """
     left, right = read_tree(a), read_tree(b)

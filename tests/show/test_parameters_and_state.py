@@ -17,7 +17,7 @@ import sharedtree as st
 from tests import strategies as dags
 
 from .models import counted, language_model
-from .test_saved import table_of_file
+from .tables import table_of_file
 
 
 def size(tree):

@@ -14,18 +14,11 @@ from hypothesis import given
 
 import sharedtree as st
 from sharedtree.cli import _show_and_draw
-from sharedtree.serialise.load import open_checkpoint
-from sharedtree.show._outline import Outline
-from sharedtree.show._saved_models import description_of_file
 from tests.processes import HANGS
 from tests.serialise.strategies import trees
 
 from .models import language_model
-
-
-def table_of_file(data, depth=None):
-    with open_checkpoint(data) as file:
-        return st.show.Summary(Outline(description_of_file(file.manifest)), depth, 1_000)
+from .tables import table_of_file
 
 
 def nnx_model():
