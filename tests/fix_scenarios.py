@@ -343,7 +343,7 @@ def an_array_that_was_tied_and_is_a_value(path):
 
 
 def _retraced(cls):
-    f = st.jit(lambda m: m.x * m.k)
+    f = st.jit(lambda m: m.weight * m.note)
 
     def provoke():
         for k in range(5):
@@ -814,7 +814,7 @@ def a_filter_of_nnx_for_one_argument(path):
 
 
 def _made_for_another(make, call):
-    f = st.jit(lambda net: net.x * net.k)
+    f = st.jit(lambda net: net.weight * net.note)
     one, two = Noted(jnp.ones(2), 1), Noted(jnp.ones(2), 2)
     made = make(f, one)
 

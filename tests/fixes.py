@@ -12,7 +12,7 @@ import pathlib
 import re
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -106,16 +106,30 @@ class Scenario:
     around: Callable[[Callable[[], Any], dict[str, Any]], Any] = lambda run, names: run()
 
     def message(self) -> str:
+        """Provokes the message, and returns it with the notes on it."""
+        message, notes = self.message_and_notes()
+        return "\n".join([message, *notes])
+
+    def own_message(self) -> str:
+        """Returns the message without what other packages say in it.
+
+        If they raise the error, ours is the note on it. Otherwise JAX may add a note of its own to our error.
+        """
+        message, notes = self.message_and_notes()
+        own_notes = [note for note in notes if not note.startswith("--------------------")]
+        return "\n".join(own_notes) or message
+
+    def message_and_notes(self) -> tuple[str, Sequence[str]]:
         with warnings.catch_warnings(record=True) as record:
             warnings.simplefilter("always")
             if not issubclass(self.category, Warning):
                 with pytest.raises(self.category) as caught:
                     self.provoke()
                 assert caught.type is self.category
-                return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+                return str(caught.value), getattr(caught.value, "__notes__", ())
             self.provoke()
         (warning,) = [w for w in record if w.category is self.category]
-        return str(warning.message)
+        return str(warning.message), ()
 
 
 def offered_in(message: str) -> tuple[list[str], set[Fix]]:

@@ -488,17 +488,10 @@ def a_mesh_of_more_devices(path):
 
 @scenario
 def a_sharding_that_does_not_fit(path):
-    entry = types.SimpleNamespace(tensor="a", shape=(3,), key=None)
-
-    class Sharding:  # over two devices
-        is_fully_replicated = False
-
-        def shard_shape(self, shape):
-            raise ValueError("3 is not divisible by 2")
-
-    return Scenario(
-        lambda: _placing._parts_to_read(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)}
-    )
+    file = saved(path)
+    spec = jax.sharding.PartitionSpec(*[None] * 9)  # for an array with nine axes
+    sharding = jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), spec)
+    return Scenario(lambda: st.load(file, sharding=sharding), st.errors.StructureMismatchError, {"path": file})
 
 
 @scenario
