@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import sys
 import types
 import warnings
@@ -343,7 +344,7 @@ def an_array_that_was_tied_and_is_a_value(path):
 
 
 def _retraced(cls):
-    f = st.jit(lambda m: m.weight * m.note)
+    f = st.jit(lambda m: math.prod(vars(m).values()))
 
     def provoke():
         for k in range(5):
