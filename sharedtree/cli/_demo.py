@@ -466,7 +466,8 @@ def continuation(model: LanguageModel, prompt: np.ndarray, length: int, *, key: 
 def reload(checkpoint: Checkpoint, path: FilePath) -> Checkpoint:
     """Saves a checkpoint and loads it again.
 
-    No template is needed. A program with classes of its own would pass them to `load` as `trusted=`.
+    No template is needed. Here all classes are Equinox's. A program with classes of its own passes them to `load` as
+    `trusted=`.
 
     Args:
         checkpoint: the checkpoint.

@@ -111,7 +111,8 @@ def _cut(objects: AlignedObjects, is_leaf: Callable[[Any], bool] | None, *, outs
     Args:
         objects: the node at which the piece begins, and its companions.
         is_leaf: see `tree_map`.
-        outside: True for the outermost piece, which ends at modules.
+        outside: True for the outermost piece. It goes through containers outside modules and ends at modules. Other
+            pieces also end at mutable containers, which carry identity inside modules.
 
     Raises:
         ValueError: if the companions have another shape than the node.

@@ -121,7 +121,10 @@ class _TreeoRules(AttributeRules):
         return dict(aux.items)
 
     def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Returns the one metadata with equal facts for loaded metadata. Completes the metadata of a loaded tree."""
+        """Completes a loaded tree with the metadata of its class.
+
+        Loaded metadata themselves are replaced by the metadata of this process with equal facts.
+        """
         cls, metadata_class = type(obj), _metadata_class()
         if cls is metadata_class:
             return _interned_metadata(_facts_in(attributes))

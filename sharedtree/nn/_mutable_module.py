@@ -463,7 +463,7 @@ def _side_by_side(module: FlatDag, parameters: FlatDag) -> Iterator[tuple[int, i
 
 
 def _of_another_shape(path: Path, op: Node, source_op: Op) -> SharingMismatchError:
-    """Returns the error for parameters with another class, or another number of children, at a path."""
+    """Returns the error for parameters that have another class or other children at a path than the module."""
     text, source_name = jtu.keystr(path), source_op.type.cls.__name__ if type(source_op) is Node else "leaf"
     return SharingMismatchError(
         f"The parameters do not fit the module at `{text}`: the module has a `{op.type.cls.__name__}`, the parameters "

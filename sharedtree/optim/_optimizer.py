@@ -334,9 +334,9 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
         `new`: integers such as counters, PRNG keys, static values, and None. Arrays among these are aliased.
 
     Raises:
-        SharingMismatchError: if the shapes of the trees differ, or if one of them lacks a tie of the other. A tie that
-            `untie` undid in `new` may still be in `old`.
-        ValueError: if two floating-point leaves differ in shape, or only one of the two is a floating-point leaf.
+        SharingMismatchError: if the shapes of the trees differ; if one of them lacks a tie of the other (a tie that
+            `untie` undid in `new` may still be in `old`); or if a floating-point leaf of `new` has another shape in
+            `old`, or is no floating-point leaf there. The error is a `ValueError`.
 
     Cost: two walks over the nodes, and one new array for each averaged leaf.
 

@@ -163,7 +163,7 @@ class Parameters(NamedTuple):
         return num_paths_below[self.model.root]
 
     def matches(self, tree: Any) -> bool:
-        """Returns True if a tree has the same nodes as the model, down to the parameters."""
+        """Returns True if a tree has the same nodes as the model, down to the leaves."""
         root = self.model.node(self.model.root)
         # A bare array has no shape to look for: every leaf would match.
         if root is None or _is_nothing(tree):

@@ -54,11 +54,12 @@ def description_of_file(manifest: Manifest) -> Description:
 
 
 def _roles_in(manifest: Manifest) -> dict[int, Role | None]:
-    """Returns node → its role, None for a node that is no state. Of different roles at several places, None holds.
+    """Returns node → its role, None for a node that is no state.
 
-    A node is state at a place below a class of state, or below an attribute that is marked as state.
+    A node is state at a place below a class of state, or below an attribute that is marked as state. A node may have
+    several places with different roles. Then None wins over "state", and "state" over "optimizer state".
     """
-    # Role at a place → the nodes with such a place. In the order of their strength.
+    # Role at a place → the nodes with such a place. The first role with a node wins.
     visited: dict[Role | None, set[int]] = {None: set(), "state": set(), "optimizer state": set()}
     stack: list[tuple[Child, Role | None]] = [(manifest.root, None)]
     while stack:

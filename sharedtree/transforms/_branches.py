@@ -380,8 +380,8 @@ def _run_branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
     # Only the pairs of records are needed. Whether the branches fit each other is found out in `pack_as_agreed`.
     joined = join(operands_in, operands_out, Sides(trace.terms.title, "when a branch begins", "when it ends"))
     containers = trace.terms.policy.containers
-    # `operands_in` stands there twice: the part to compare is all that was received. Its path is the empty one, `()`.
-    # Raises if an object was moved or replaced.
+    # Raises if an object was moved or replaced. The part to compare is all that was received, hence the second
+    # `operands_in`, and the empty path to this part.
     _, changed = find_kept_objects(operands_in, operands_in, operands_out, joined, (), containers=containers)
     agreement.changed |= changed
     return agreement.pack_as_agreed(trace, tree)

@@ -175,8 +175,9 @@ class CallWithOperands:
             caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
             num_before: number of arguments that the transform passes before the operands, such as an index.
             differentiates: True if the transform differentiates the leaves with the label True.
-            adds: True if the transform can write back an object that has more children than before, or fewer.
-            keeps: True if `in_place=True` keeps what this function changes. The condition of a loop keeps nothing.
+            adds: in place, True if a changed object may have more children than before, or fewer.
+            keeps: in place, True if changes that this function makes reach the caller. Those of a loop's condition do
+                not.
 
         Raises:
             TypeError: in place, if the function is a mutable module or a method of one.

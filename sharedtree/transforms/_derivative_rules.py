@@ -157,7 +157,7 @@ class RuleTransform(FunctionTransform):
     def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Makes a vanilla object for this call, calls it with leaf groups, and builds the result.
 
-        Without rules, calls the user's vanilla object, which raises JAX's own error.
+        If no rules were set, calls the user's vanilla object. JAX then raises its own error.
 
         Raises:
             ValueError: if the policy is in place. Rules do not say how the changes of a function are differentiated.
@@ -341,7 +341,8 @@ class RuleTransform(FunctionTransform):
 
         Raises:
             SharingMismatchError: if there are not as many cotangents as operands; if one differs from its operand in
-                shape; or if one object is at several paths of a tie, and it may be the whole sum or a share.
+                shape; or if the rule returned one object at several paths of a tie, and it is not known whether the
+                object is the whole sum or the share of each path.
         """
         rule, policy = trace.function, trace.terms.policy
         operands = as_tuple(self._operands)

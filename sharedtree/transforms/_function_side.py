@@ -483,8 +483,8 @@ class FunctionTrace:
         records_of_operand = received.child(position).reached
         rules = self.rules_against_leaks(self.terms.rules)
 
-        # An object that is taken is packed as new, even if it is unchanged. Objects of other operands count as taken,
-        # since they are not written back.
+        # Changes of one operand alone are written back. If the result holds objects of other operands, they are packed
+        # as new objects, even if they are unchanged.
         def is_taken(record: int) -> bool:
             return record not in records_of_operand
 
@@ -535,8 +535,8 @@ def group_result_with_changes(
         treatment: what the transform will do with the tuple. Its prefix is a `Branch` of two parts, one for the
             arguments and one for the result.
         labels: labels of the groups, in order. None to make a group for each label that occurs.
-        change_rules: rules made by `rules_for_changes`. Their field `given` has the unchanged objects, and `updated`
-            those that may have changed.
+        change_rules: rules made by `rules_for_changes`. Their field `given` has the objects that cannot have changed,
+            and `updated` those that may have.
 
     Raises:
         InconsistentSharingError: if an object would have to be written back under two labels.

@@ -479,7 +479,8 @@ class FunctionTransform(Wrapper):
                 itself would not be written back.
         """
         shared = self._shared
-        # In each call of this method: functions that are modules may have one inner function.
+        # This is checked in each call of the method, and not in `make`: a module that is the function may share the
+        # inner function of another one, for which it was made.
         forbid_bound_module(self.function, policy, self.transform_name)
 
         def make() -> Inner:

@@ -95,7 +95,7 @@ class JittedTransform(FunctionTransform):
         )
 
     def build_result(self, result: Any, call: Call, policy: Policy, leaves_used: Callable[[], Sequence[Any]]) -> Any:
-        """Does what `leave` does, for a program of which others know the leaves that it uses.
+        """Builds the result of a call, as `leave` does. The caller says which leaves the program uses.
 
         Args:
             result: result of the transformed function: a leaf group, or `LeafGroups`.
@@ -250,8 +250,8 @@ class JitTransform(JittedTransform):
         """
         placement = self._placement_of_arguments(policy, arguments)
         donation = self.donation_treatment(arguments)
-        # The base groups by donation alone. So does the grouping below if some arguments are donated and all have one
-        # sharding, since `placement` is None then.
+        # Without shardings, the base groups by donation alone. (If all arguments have one sharding, `placement` is None,
+        # too. If some of them are also donated, the lines below group by donation alone.)
         if placement is None and (donation is None or self._in_shardings is None):
             return super().grouping(policy, arguments)
         treatments = [treatment for treatment in (donation, placement) if treatment is not None]

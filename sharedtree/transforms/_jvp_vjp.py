@@ -150,8 +150,8 @@ def filter_jvp(call: CallWithOperands, fn: Any, primals: Any, tangents: Any, **c
         primals: tuple or list of its arguments.
         tangents: tuple or list of their tangents.
         constants: keyword arguments of the function, which are not differentiated. In Equinox, this parameter is
-            `kwargs`. Here it must have another name: to a parameter of the same name, `TakingOperands` would pass one
-            dictionary, and so an argument with the name `kwargs`.
+            `kwargs`. Here it must have another name: to a parameter `kwargs`, `TakingOperands` would pass all keyword
+            arguments as one dictionary.
 
     Raises:
         TypeError: if the primals or the tangents are no tuple or list.

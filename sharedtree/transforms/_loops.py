@@ -314,8 +314,8 @@ def find_kept_objects(
 
         part_out   Pair(a, b)            the same three objects: all are kept. Those with other content are changed
                    Pair(b, a)            error: `b` was moved
-                   Pair(a, Layer(w))     the same `Pair`: error, `b` was replaced in it
-                   Pair(a, Layer(w))     a new `Pair`: `a` is kept, and `b` is not. Error if `b` was changed
+                   Pair(a, Layer(w))     if it is the same `Pair`: error, since `b` was replaced in it
+                   Pair(a, Layer(w))     if it is a new `Pair`: `a` is kept, and `b` is not. Error if `b` was changed
 
     Args:
         received: all arguments of the function. The records are from before the call. The function may have changed the
@@ -532,7 +532,7 @@ def structure_for_caller(
     Args:
         part: structure of the returned tree.
         numbers: for each record of `part`, its number among the caller's records; -1 if it has none.
-        objects: the objects that came back, and the changed ones among them. `objects.untied` is not read.
+        objects: the objects that came back, and the changed ones among them.
         received: the caller's records.
         in_place: True if changes are written back. If False, all objects are new.
         untied: leaves that the user untied on purpose, as records of `part`.
@@ -545,12 +545,11 @@ def structure_for_caller(
             op_received, _ = received[number]
             new_op = Update.of(number, op, op_received)
         elif in_place and number in objects.kept:
-            # The caller has the object with all that is in it, so the record needs no children.
+            # `Given` takes the caller's object with all that is below it, so the record needs no children.
             new_op, children = Given(number), ()
         records.append((new_op, children))
     untied_places = tuple([place for place, number in enumerate(part.leaf_numbers) if number in untied])
-    # 0 is the number of the first record. `maker` is a `Context`, and there is none.
-    return intern(tuple(records), part.root, 0, None, untied_places)
+    return intern(tuple(records), part.root, base=0, context_mark=None, noted=untied_places)
 
 
 SCAN = TakingOperands(scan)

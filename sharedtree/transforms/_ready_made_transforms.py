@@ -170,7 +170,8 @@ def grad() -> Any:
     A filter that selects nothing raises `ValueError`.
 
     An array in both a differentiated argument and another one is two arrays inside, as in vanilla JAX. Its gradient
-    lacks the part that flows through the second. If two differentiated arguments hold one array, each gets the sum.
+    lacks the part that flows through the second. If two differentiated arguments hold one array, both gradients are
+    the sum.
 
     `sharedtree.tree.norm` counts a tied leaf of the gradient once; `optax.global_norm` counts it once for each path.
     """

@@ -371,7 +371,10 @@ class _Edit(NamedTuple):
         return {n for n in arrays if (self.all.objects[n].shape, self.all.objects[n].dtype) in kinds}
 
     def _can_be_one(self, part: int, successor: int) -> bool:
-        """Returns True if two records and all below agree in class, static data, shape and dtype. Values may differ."""
+        """Returns True if two records and all below agree in class, static data, shape and dtype.
+
+        The values of arrays may differ.
+        """
 
         def agree(i: int, j: int) -> bool:
             """Returns True for two arrays of one shape and dtype, and for two equal values."""

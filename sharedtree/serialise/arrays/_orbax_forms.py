@@ -122,7 +122,9 @@ def _reinterpreted(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
 
 
 def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]], label: str) -> None:
-    """Compares Orbax's metadata of a step with its manifest, before any array is read.
+    """Raises unless a step can be read: its metadata fit its manifest, its files are whole, and there is memory for it.
+
+    No array is read.
 
     Args:
         metadata: Orbax's metadata.

@@ -185,7 +185,7 @@ def _verdicts(current_names: Mapping[Name, Any], trust: Trust, main: str | None)
 def _current_name(kind: Use, name: str, renames: Mapping[str, Any]) -> Any:
     """Returns the current name of a class or a function, or the object that `renames` has for it.
 
-    Methods stay as they are: their classes are renamed, and attributes of classes in another way.
+    Names of methods stay as they are, since `renames` has the names of their classes.
 
     Raises:
         StructureMismatchError: if `renames` has None for it.

@@ -287,6 +287,7 @@ def atom_text(atom: Any, max_length: int = _MAX_TEXT) -> str:
         return "left out"
     # Python prints long numbers in quadratic time, and refuses those of more than 4,300 digits.
     if tag == "int" and len(data[0]) >= _MAX_TEXT:
+        # `short` cuts the text once more, with a mark that says so.
         return short(f"0x{data[0][:max_length]}")
     # The bytes of a NaN are shown as they are.
     if tag == "float" and data[0].startswith("nan"):

@@ -406,8 +406,8 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
         like: the template.
         tree: the file's tree. Arrays that were not read are `ShapeDtypeStruct`s.
         arrays_read: tensor → array.
-        first_comparison: the comparison that the plan made before any array was read. The report has its differences.
-            It knew from the entries whether an array is JAX's or NumPy's, also for arrays that are not read.
+        first_comparison: the comparison that the plan made before any array was read. The report has its differences,
+            because only it knows of every array whether it is JAX's or NumPy's. It read that from the entries.
     """
     # The first comparison found `ShapeDtypeStruct`s that fit. A second one finds the arrays. Arrays that were not read
     # are structs even now, and the template keeps its own.

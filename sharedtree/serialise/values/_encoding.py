@@ -313,9 +313,9 @@ class _Walk:
     def all_problems(self) -> list[Problem]:
         """Returns the problems that keep the tree from being written. The list is empty if it can be written.
 
-        These are the objects that were refused during the walk. If there are none, the tree is checked as a whole: for
-        nesting without bound, a NaN as a key, and the like. Then the list has the problems of the first check that
-        fails.
+        These are the objects that were refused during the walk, too many keys with one hash, and names that are too
+        long. If there are none, the tree is checked as a whole: for nesting without bound, a NaN as a key, and the
+        like. Then the list has the problems of the first check that fails.
 
         Call this once, after `run`, because it adds to what the walk has counted.
         """

@@ -412,6 +412,7 @@ class _Comparer:
         kinds_of_sides = kinds_in(file_aux), kinds_in(template_aux)
         kinds = [side_kinds for side_kinds in kinds_of_sides if side_kinds is not None]
         if len(kinds) == 2 and kinds[0] is not kinds[1]:
+            # A difference needs an attribute that is in both lists, so the shorter one is enough.
             for name in min(kinds[0].children, kinds[1].children, key=len):
                 kind_names = [side_kinds.by_name.get(name, STATIC) for side_kinds in kinds]
                 # A static attribute has the empty text. It is compared by its value below.

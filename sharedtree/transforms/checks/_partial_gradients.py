@@ -335,6 +335,7 @@ def _fix_by_argnums(start: str, call: Call, gradient: Gradient, names: Names, ar
     # The position in the signature. An argument in `*args` has a position in the call only.
     position_of = dict(zip([names.text(i) for i in range(num_args)], range(num_args), strict=True))
     position = positional_names.index(argument) if argument in positional_names else position_of.get(argument)
+    # Only the ready-made transforms are known to take `argnums`.
     if position is None or "preserve_identities" in gradient.transform_code:
         return []
     # The code passes the argument by position. So all arguments before it must be in the call, too.

@@ -159,7 +159,7 @@ def _differ_in_static_value(old: Op, new: Op) -> bool:
 
     Of two nodes, the first values count in which their auxiliary data differ. Both values must be of one class: `1` and
     `1.0` count as a change of the structure. Auxiliary data also list the names of a node's attributes and children. If
-    these differ, returns False.
+    these lists differ in length, returns False.
     """
     if type(old) is Static and type(new) is Static:
         return type(old.peek()) is type(new.peek())
@@ -183,7 +183,8 @@ def _first_difference(left: Any, right: Any) -> tuple[Any, Any]:
     Goes into tuples, dictionaries and dataclasses, as long as both values have equally many parts.
 
     Returns:
-        The part of the left value, and the part of the right value. The values themselves if they cannot be compared.
+        The part of the left value, and the part of the right value. If two parts on the way down cannot be compared,
+        the search ends at the values that hold them.
     """
     old: Any = left
     new: Any = right
