@@ -250,8 +250,8 @@ class JitTransform(JittedTransform):
         """
         placement = self._placement_of_arguments(policy, arguments)
         donation = self.donation_treatment(arguments)
-        # Without shardings, the base groups by donation alone. (If all arguments have one sharding, `placement` is None,
-        # too. If some of them are also donated, the lines below group by donation alone.)
+        # Without shardings, the base groups by donation alone. (If all arguments have one sharding, `placement` is also
+        # None. If some of them are donated as well, the lines below group by donation alone.)
         if placement is None and (donation is None or self._in_shardings is None):
             return super().grouping(policy, arguments)
         treatments = [treatment for treatment in (donation, placement) if treatment is not None]

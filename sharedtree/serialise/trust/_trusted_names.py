@@ -199,7 +199,7 @@ class Trust:
 
     def _judge(self, name: str, kind: Use) -> Verdict:
         """Judges one spelling of a name: its text, then where it leads, then the object."""
-        # 1. The text. A class that the user gave for a former name needs no look-up: it is the object itself.
+        # 1. The text. A trusted class that formerly had the name needs no look-up.
         if not self._has_listed_text(name, kind):
             return Verdict(self._former[name]) if name in self._former else UNLISTED
         # 2. Where it leads.
