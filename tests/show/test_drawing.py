@@ -279,3 +279,12 @@ def test_the_pictures_of_the_documentation_are_those_of_its_script():
         theirs, ours = ET.fromstring((folder / "pictures" / name).read_text("utf-8")), ET.fromstring(drawing.svg)
         # Where boxes lie may differ with the version of igraph; what they say does not.
         assert sorted(map(str.strip, theirs.itertext())) == sorted(map(str.strip, ours.itertext()))
+
+
+def test_tied_parts_below_a_long_list_are_drawn():
+    """The list alone could fill the drawing, and its ties would be marks in lines."""
+    layers = [eqx.nn.Linear(2, 2, key=jax.random.key(i)) for i in range(10)]
+    parts = [eqx.nn.Sequential([layers[i % 10], layers[(i + 1) % 10], *[eqx.nn.Identity()] * i]) for i in range(40)]
+    picture = Picture(st.draw(parts, boxes=15))
+    assert len(picture.of("sharedtree-box")) + len(picture.of("sharedtree-tied")) <= 15
+    assert len(picture.of("sharedtree-tied")) >= 2
