@@ -145,8 +145,8 @@ class _BoxCollector:
         while queue:
             number, level = queue.popleft()
             box, lines = self.box_of[number], self.lines[self.box_of[number]]
-            # Number of new boxes that may still hang on this one. A third of what is left is for the levels below, where
-            # the tied parts of a long list are.
+            # Number of new boxes that may still hang on this one. A third of what is left is kept for the levels below,
+            # where the tied parts of a long list are.
             room = min(_MOST_BELOW, max(1, (self._most - len(self.box_of)) * 2 // 3))
             for field in self._fields(number, level):
                 part = self._outline.description[field.child]
