@@ -423,3 +423,26 @@ def test_many_layouts_of_one_class():
         assert knows(model)
         assert_alike([model, model], RULES[0])
         assert st.tree.structure(model) is structure
+
+
+@pytest.mark.parametrize("donated", [(), 0, 1, (0, 1)])
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_a_key_beside_an_optimizer_is_written_back(make_key, donated):
+    """A variable answers for its value, and a typed key has a `__dict__`, which is not the variable's."""
+
+    class Noisy(nnx.Module):
+        def __init__(self):
+            self.key = nnx.Variable(make_key(0))
+            self.weight = nnx.Param(jnp.ones(2))
+
+    def step(model, optimizer):
+        gradient = st.grad(lambda model: (model.weight[...] ** 2).sum(), wrt=nnx.Param, in_place=True)(model)
+        optimizer.update(model, gradient)
+
+    model = Noisy()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.25), wrt=nnx.Param)
+    for jit in (st.jit(step, in_place=True, donate_argnums=donated),) * 2:
+        jit(model, optimizer)
+    assert model.weight[...].tolist() == [0.25, 0.25]
+    assert int(optimizer.step[...]) == 2
+    assert (jax.random.key_data(model.key[...]) == jax.random.key_data(make_key(0))).all()

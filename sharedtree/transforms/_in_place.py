@@ -22,6 +22,7 @@ arrays only, for example.
 """
 
 import collections
+import contextlib
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -494,13 +495,18 @@ def _content(obj: Any) -> _Content:
     elif isinstance(obj, dict):
         items = dict(obj)
     # `defaultdict` and `deque` have attributes of C, which do not change.
-    attributes = dict(getattr(obj, "__dict__", {}))
+    attributes: dict[str, Any] = {}
+    # Attributes are read past the `__getattr__` of the class. That of a Flax NNX variable answers for the value in it,
+    # and a typed PRNG key has a `__dict__` where the variable has none.
+    with contextlib.suppress(AttributeError):
+        attributes.update(object.__getattribute__(obj, "__dict__"))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         # `__slots__ = "name"` is one slot.
         for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(obj, name):
-                attributes[name] = getattr(obj, name)
+            if name not in ("__dict__", "__weakref__"):
+                with contextlib.suppress(AttributeError):  # never set
+                    attributes[name] = object.__getattribute__(obj, name)
     return _Content(items, attributes)
 
 
