@@ -72,6 +72,18 @@ def dict_descriptor(cls: type) -> Any:
     raise TypeError(f"`{cls.__qualname__}` has no `__dict__`; Equinox modules must have one.")
 
 
+def own_attributes(obj: Any) -> dict[str, Any]:
+    """Returns the `__dict__` of an instance; an empty one if it has none.
+
+    This bypasses the `__getattr__` of the class, which may answer for another object. That of a Flax NNX variable answers
+    for the value in it: a typed PRNG key has a `__dict__`, and the variable has none.
+    """
+    try:
+        return object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return {}
+
+
 def namespace(module: Any) -> Mapping[str, Any]:
     """Returns the dictionary of a module, without running the code of a lazy module; an empty one for other objects."""
     if not isinstance(module, types.ModuleType):

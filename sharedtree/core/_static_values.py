@@ -53,7 +53,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ._by_identity import IdentityDict, IdentitySet, Interned, WeakIdentityDict
-from ._class_attributes import ABSENT, dataclass_fields, inherited
+from ._class_attributes import ABSENT, dataclass_fields, inherited, own_attributes
 from ._node_types import NUMPY_NUMBERS, compares_by_parts, frozen_mapping, is_namedtuple, parts_of_frozen
 from ._printing import shown
 
@@ -805,7 +805,7 @@ def _shallow_copy_of_dataclass(value: Any) -> Any:
         return clone
     # A frozen class may have a `__copy__` that returns the object itself. But the caller changes the copy.
     clone = object.__new__(type(value))
-    for name, part in getattr(value, "__dict__", {}).items():
+    for name, part in own_attributes(value).items():
         vars(clone)[name] = part
     for slot in _slots_of(type(value)):
         with contextlib.suppress(AttributeError):  # never set
@@ -872,7 +872,7 @@ def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
         Incomparable: If copying a part raises.
     """
     # A list, because another thread may add an attribute meanwhile.
-    for name, part in list(getattr(value, "__dict__", {}).items()):
+    for name, part in list(own_attributes(value).items()):
         # The clone has the very object of the original, or lacks the attribute. If the `__copy__` of the class has put
         # another object here, this belongs to the clone alone already, and stays.
         if vars(clone).get(name, part) is part:

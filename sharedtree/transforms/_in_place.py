@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
+from ..core._class_attributes import own_attributes
 from ..core._errors import InconsistentSharingError
 from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
@@ -495,17 +496,14 @@ def _content(obj: Any) -> _Content:
     elif isinstance(obj, dict):
         items = dict(obj)
     # `defaultdict` and `deque` have attributes of C, which do not change.
-    attributes: dict[str, Any] = {}
-    # Attributes are read past the `__getattr__` of the class. That of a Flax NNX variable answers for the value in it,
-    # and a typed PRNG key has a `__dict__` where the variable has none.
-    with contextlib.suppress(AttributeError):
-        attributes.update(object.__getattribute__(obj, "__dict__"))
+    attributes = dict(own_attributes(obj))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         # `__slots__ = "name"` is one slot.
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__"):
-                with contextlib.suppress(AttributeError):  # never set
+                # A slot that was never set raises. `getattr` would ask a `__getattr__` of the class.
+                with contextlib.suppress(AttributeError):
                     attributes[name] = object.__getattribute__(obj, name)
     return _Content(items, attributes)
 
