@@ -947,7 +947,26 @@ def _takes_operands(wrong):
 def a_branch_that_loses_a_tie_of_modules(path):
     loosened = lambda net: Net(Leaf(net.embed.weight), Leaf(net.head.weight))
     branch = lambda model: st.cond(True, lambda net: net, loosened, model)
-    return of(lambda: branch(tied()), MISMATCH, branch, model=double(tied()), f=lambda x: 2 * x)
+    return of(lambda: branch(tied()), MISMATCH, branch, model=double(tied()), f=lambda x: 2 * x, result=tied())
+
+
+@scenario
+def a_carry_of_two_models_that_begin_as_one(path):
+    """The fix must leave the ties inside each model."""
+
+    def body(state, _):
+        online = st.tree.map(lambda w: w + 1, state["online"])
+        return {"online": online, "target": st.tree.map(lambda w: 2 * w, state["target"])}, None
+
+    def after(init):
+        assert init["target"].embed is init["target"].head
+        assert init["online"].embed is init["online"].head
+        state, _ = st.scan(body, init, length=2)
+        assert state["target"].embed is state["target"].head
+        assert state["online"].embed is state["online"].head
+
+    begin = lambda init: st.scan(body, init, length=2)
+    return of(begin, MISMATCH, after, init=dict.fromkeys(("online", "target"), tied()), f=lambda x: 2 * x)
 
 
 def _state(model, state, check):

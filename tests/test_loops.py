@@ -37,8 +37,43 @@ def tied(value=2.0):
     return Net(w, w)
 
 
+class Layer(eqx.Module):
+    weight: jax.Array
+
+
+def fix_in(message, **names):
+    """Runs the code in a message that names `untie`. Returns the names."""
+    (line,) = [line.strip() for line in message.splitlines() if "sharedtree.untie(" in line]
+    exec(line, {"sharedtree": st}, names)
+    return names
+
+
 def doubled(tree):
     return st.tree.map(lambda x: x * 2 if eqx.is_inexact_array(x) else x, tree)
+
+
+@pytest.mark.parametrize(
+    ("loop", "variable"),
+    [
+        (lambda f, init: scan(lambda c, _: (f(c), None), init, length=2)[0], "init"),
+        (lambda f, init: fori_loop(0, 2, lambda _, c: f(c), init), "init_val"),
+        (lambda f, init: while_loop(lambda c: c["online"].a.weight[0] < 4, f, init), "init_val"),
+    ],
+)
+@pytest.mark.parametrize("models", [("online", "target"), ("online", "target", "second target")])
+def test_the_fix_for_a_carry_of_tied_models_keeps_the_ties_inside(loop, variable, models):
+    def train(state):
+        return {name: st.tree.map(lambda w: w + 1, model) for name, model in state.items()}
+
+    layer = Layer(jnp.full(3, 2.0))
+    init = dict.fromkeys(models, Net(layer, layer))
+    with pytest.raises(st.errors.SharingMismatchError, match="are one `Net`") as caught:
+        loop(train, init)
+    init = fix_in(str(caught.value), **{variable: init})[variable]
+    state = loop(train, init)
+    for tree in init, state:
+        assert len({id(tree[name]) for name in models}) == len(models)
+        assert all(tree[name].a is tree[name].b for name in models)
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -30,6 +30,7 @@ from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
 from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
+from ..core._printing import code_that_unties
 from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
 from ._caller_side import Call, build_from_groups
@@ -266,7 +267,7 @@ class Changes:
             + "\n".join(lines)
             + "\nSeveral changes cannot be written back into one object. Let the function keep the tie, or untie the "
             "paths before the call:\n"
-            "    model = sharedtree.untie(model)",
+            f"{code_that_unties(paths[0], paths[1:])}",
             paths,
             treatments,
         )

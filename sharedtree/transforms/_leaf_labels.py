@@ -34,6 +34,7 @@ from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, parts_that_fit, raise_prefix_mismatch
+from ..core._printing import code_that_unties
 from ..core._structure import LEAF, FlatDag, Node, Path
 
 NO_OUTCOME = 0
@@ -489,7 +490,7 @@ def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -
     text = (
         f"{_first_lines(occurrences, outcomes.treatment, transform)}\n{advice}"
         "Or let the function give each path an array of its own before it returns:\n"
-        "    result = sharedtree.untie(result)"
+        f"{_code_that_unties(occurrences)}"
     )
     raise InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
 
@@ -661,7 +662,7 @@ def _fix(occurrences: Occurrences) -> str:
     """Returns a fix as text and code: an object of its own for each treatment.
 
     the leaf is in `a` under one treatment, and in `b` under another       b = sharedtree.copy(b)
-    the leaf is in `a` under both treatments                               a = sharedtree.untie(a)
+    the leaf is in `a` under both treatments                 a = sharedtree.untie(a, lambda m: m.head.weight)
     """
     # For each treatment, names of the arguments in which the leaf has it.
     groups = occurrences.arguments
@@ -670,8 +671,7 @@ def _fix(occurrences: Occurrences) -> str:
     # An argument occurs in two groups: it holds the leaf under two treatments. A copy would hold it so, too, since a
     # copy keeps ties.
     if sum(map(len, groups)) > len(arguments):
-        value = f"({targets})" if len(arguments) > 1 else targets
-        return f"Treat all paths alike, or untie them before the call:\n    {targets} = sharedtree.untie({value})"
+        return f"Treat all paths alike, or untie them before the call:\n{_code_that_unties(occurrences)}"
     lines = ["Treat all paths alike, or pass copies:"]
     if len(arguments) == 2:
         lines = ["Treat all paths alike, or pass a copy, of the whole argument or of the shared part only:"]
@@ -682,3 +682,13 @@ def _fix(occurrences: Occurrences) -> str:
     if len(arguments) == 2:
         lines.append(f"    {targets} = sharedtree.untie(({targets}), lambda t: t[1:])")
     return "\n".join(lines)
+
+
+def _code_that_unties(occurrences: Occurrences) -> str:
+    """Returns code that separates the treatments of a leaf, and keeps all other ties of the tree."""
+    paths_by_treatment: dict[str, list[str]] = {}
+    for path, treatment in zip(occurrences.paths, occurrences.treatments, strict=True):
+        paths_by_treatment.setdefault(treatment, []).append(path)
+    # Each separated path gets an object of its own, so the treatment with the most paths keeps the leaf.
+    kept, *separated = sorted(paths_by_treatment.values(), key=len, reverse=True)
+    return code_that_unties(kept[0], [path for paths in separated for path in paths])

@@ -16,7 +16,7 @@ from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, require_registered
 from ..core._pack_and_unpack import unpack
-from ..core._printing import shown
+from ..core._printing import code_that_unties, shown
 from ..core._sharing import Mismatch, RecordPair, pairs, with_tied_numbers_as_arrays
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path, Structure
@@ -353,7 +353,7 @@ def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any
                 "function such as `jax.tree.map` untied them, put the tie back:\n"
                 "    new = sharedtree.retie(new, like=old)\n"
                 "If they are meant to be separate:\n"
-                "    old = sharedtree.untie(old)",
+                f"{code_that_unties(f'old{path1}', [f'old{path2}'])}",
                 (path1, path2),
             )
 
