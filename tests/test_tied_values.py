@@ -160,7 +160,7 @@ def test_the_transform_that_was_called_is_named(title):
     messages = said(CALLED[title], tied())
     assert messages
     for message in messages:
-        assert f"`{title}` treats arrays outside modules as separate values, so inside they are 2" in message
+        assert f"but 2 arrays inside `{title}`, each with its own gradient" in message
         name = title.rpartition(".")[2]
         (code,) = re.findall(r"^    inner = (.*)$", message, re.MULTILINE)
         assert re.search(rf"sharedtree\.{name}\b|preserve_identities\({re.escape(title)}\b", code)

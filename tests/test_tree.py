@@ -186,7 +186,7 @@ STACKED = {
 def test_a_shared_module_that_is_stacked_with_itself_is_said(name, how):
     build, path = STACKED[name]
     blocks = build(Pair(jnp.arange(2.0), jnp.ones(3)))
-    with pytest.warns(st.UntiedWarning, match="has stacked with itself") as caught:
+    with pytest.warns(st.UntiedWarning, match="has stacked it with itself") as caught:
         stacked = st.tree.map(how, *blocks)
     (warning,) = caught
     assert all(f"`{place}{path}`" in str(warning.message) for place in ("tree", "rest[0]"))

@@ -474,8 +474,7 @@ def _raise_other_ties(
     tied_side, untied_side = (
         (sides.first_place, sides.second_place) if lost else (sides.second_place, sides.first_place)
     )
-    # A path without the name of an argument begins at the model. Ties inside the two objects must survive the fix, so it
-    # names the places.
+    # The fix names the places, since the ties inside the two objects must survive it.
     separate = code_that_unties(paths[0], [jtu.keystr(path) for _, path in partners[1:_MAX_SEPARATED]])
     if sides.are_peers:
         fix = (

@@ -34,7 +34,7 @@ from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, parts_that_fit, raise_prefix_mismatch
-from ..core._printing import code_that_unties
+from ..core._printing import code_that_unties, listed
 from ..core._structure import LEAF, FlatDag, Node, Path
 
 NO_OUTCOME = 0
@@ -639,8 +639,15 @@ def _leaves_below(outcomes: Outcomes, record: int) -> list[Any]:
 
 def _first_lines(occurrences: Occurrences, treatment: Treatment, transform: str) -> str:
     """Returns the first lines of an error for a conflict: what is wrong, and the paths."""
+    # The first path under each treatment.
+    path_of = {
+        occurrence.treatment: jtu.keystr(occurrence.path) for occurrence in reversed(occurrences.first_occurrences)
+    }
+    paths = [path_of[treatment] for treatment in dict.fromkeys(occurrences.treatments)]
     verb = "would" if treatment.is_transform_known else "may"
-    return "\n".join([f"`{transform}` {verb} treat one leaf differently at its paths:", *occurrences.lines])
+    return "\n".join(
+        [f"{listed(paths)} are one leaf, but `{transform}` {verb} treat it differently there:", *occurrences.lines]
+    )
 
 
 def inconsistent_sharing_error(
@@ -671,10 +678,14 @@ def _fix(occurrences: Occurrences) -> str:
     # An argument occurs in two groups: it holds the leaf under two treatments. A copy would hold it so, too, since a
     # copy keeps ties.
     if sum(map(len, groups)) > len(arguments):
-        return f"Treat all paths alike, or untie them before the call:\n{_code_that_unties(occurrences)}"
-    lines = ["Treat all paths alike, or pass copies:"]
+        advice = "Change the option so that all paths agree, or untie them before the call:"
+        return f"{advice}\n{_code_that_unties(occurrences)}"
+    lines = ["Change the options so that all paths agree, or pass copies:"]
     if len(arguments) == 2:
-        lines = ["Treat all paths alike, or pass a copy, of the whole argument or of the shared part only:"]
+        lines = [
+            "Change the options so that all paths agree, or pass a copy, of the whole argument or of the shared part "
+            "only:"
+        ]
     # The arguments of the first treatment keep the object. Those of each other treatment get a copy.
     for group in groups[1:]:
         names = ", ".join(group)

@@ -255,7 +255,7 @@ def _mapped(
     refuse_hidden_arrays(structure)
     columns: list[list[Any]] = []
     for i, further_tree in enumerate(rest):
-        columns.append(_aligned(structure, further_tree, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie)))
+        columns.append(_aligned(structure, further_tree, _names_in_map(i)))
 
     results = [f(*args) for args in zip(*path_columns, leaves, *columns, strict=True)]
     if rest:
@@ -395,6 +395,12 @@ def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[
 def _leaf_paths(tree: FlatDag) -> list[Path]:
     """Returns the first path of each traced leaf, in the order of the leaves."""
     return [tree.first_paths[number] for number in tree.leaf_numbers]
+
+
+def _names_in_map(index: int) -> "_NamesOfTrees":
+    """Returns the names of the first tree given to `map` and of the further tree with this index, in errors."""
+    name = {0: "second_tree", 1: "third_tree"}.get(index, f"tree_{index + 2}")
+    return _NamesOfTrees(name, "first_tree", "the first tree", how_to_tie)
 
 
 class _NamesOfTrees(NamedTuple):

@@ -58,7 +58,7 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
 
     # The message names the first module, and counts the others.
     first = shared_modules[0]
-    names = ["tree" if i == 0 else f"rest[{i - 1}]" for i in first.trees]
+    names = [f"trees[{i}]" for i in first.trees]
     path = jtu.keystr(first.path)
     full_paths = [name + path for name in names]
     num_more = len(full_paths) - 2
@@ -73,13 +73,13 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
     if path:
         fixes += [
             "To keep one layer, take it out of the trees, stack these, and store it beside the result:",
-            f"    shared = tree{path}",
-            f"    trees = [sharedtree.tree.at(lambda m: m{path}, each, None) for each in (tree, *rest)]",
+            f"    shared = trees[0]{path}",
+            f"    trees = [sharedtree.tree.at(lambda m: m{path}, each, None) for each in trees]",
             "    stacked = sharedtree.tree.map(f, *trees)",
         ]
     fixes += [
         "If each tree should have a layer of its own, give it one before the call. Ties inside each tree are kept:",
-        "    tree, *rest = [sharedtree.copy(each) for each in (tree, *rest)]",
+        "    trees = [sharedtree.copy(each) for each in trees]",
     ]
     count = len(shared_modules)
     report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), full_paths, count=count)

@@ -181,7 +181,7 @@ def test_steps_with_a_prefix(length, tmp_path):
             (11, "ck_11" if length is None else "ck_00000011"),
         ):
             with pytest.raises(
-                st.errors.FormatError, match=f"/{folder}` has no readable manifest.*(\n.*)*JsonRestore\\(\\)"
+                st.errors.FormatError, match=f"/{folder}` was written by Orbax alone.*(\n.*)*JsonRestore\\(\\)"
             ):
                 orbax.restore(manager, step)
 

@@ -93,9 +93,9 @@ def _warn(
     name = jtu.keystr(root_path) or "result"
     paths = [name + jtu.keystr(path) for path in tied_paths]
     message = (
-        f"{listed(paths)} are one array, tied by `sharedtree.tie` or an outer transform. But `{transform}` treats "
-        f"arrays outside modules as separate values, so inside they are {len(paths)}, each with its own gradient and "
-        "updates."
+        f"{listed(paths)} are one array, tied by `sharedtree.tie` or an outer transform, but {len(paths)} arrays "
+        f"inside `{transform}`, each with its own gradient and updates. By default, it keeps ties of arrays in modules "
+        "only, not in lists and dicts."
     )
     lines: list[str] = []
     # The policy helps only if it makes the array one. An array whose only holders are tuples stays several. So flatten
