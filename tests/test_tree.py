@@ -189,7 +189,7 @@ def test_a_shared_module_that_is_stacked_with_itself_is_said(name, how):
     with pytest.warns(st.UntiedWarning, match="has stacked it with itself") as caught:
         stacked = st.tree.map(how, *blocks)
     (warning,) = caught
-    assert all(f"`{place}{path}`" in str(warning.message) for place in ("tree", "rest[0]"))
+    assert all(f"`{place}{path}`" in str(warning.message) for place in ("trees[0]", "trees[1]"))
     assert warning.filename == __file__
     assert len(str(warning.message).splitlines()) <= 8
     for ours, theirs in zip(jtu.tree_leaves(stacked), jtu.tree_leaves(jax.tree.map(how, *blocks)), strict=True):

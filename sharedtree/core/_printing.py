@@ -221,7 +221,9 @@ def code_that_unties(tied: str, separate: Sequence[str]) -> str:
         index = "" if len(variables) == 1 else f"[{variables.index(variable)}]"
         nodes.append(f"m{index}{rest}")
     where = where_argument(nodes)
-    return f"    {names} = sharedtree.untie({value}{where})" + ("" if where else "      # also the ties inside")
+    if not where:
+        return f"    {names} = sharedtree.untie({value})      # also the ties inside"
+    return f"    {names} = sharedtree.untie({value}{where})"
 
 
 def where_argument(nodes: Sequence[str]) -> str:

@@ -804,7 +804,7 @@ def _ambiguous_leaf_error(group_set: _GroupSet, place: int) -> SharingMismatchEr
 def _part_of_results_error(group_set: _GroupSet) -> SharingMismatchError:
     """Makes the error for a result of which the transform has returned only a part, which lacks a leaf."""
     path = leaf_paths(group_set.selection.structure)[group_set.missing_places[0]]
-    return SharingMismatchError(_PART_OF_RESULTS.format(path), (path,))
+    return SharingMismatchError(_PART_OF_RESULTS.format(f"result{path}" if path[:1] in (".", "[") else path))
 
 
 def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None) -> Any:

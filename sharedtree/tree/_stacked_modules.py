@@ -61,6 +61,8 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
     names = [f"trees[{i}]" for i in first.trees]
     path = jtu.keystr(first.path)
     full_paths = [name + path for name in names]
+    # The parameters of `map`, for programs that catch the error.
+    paths_of_arguments = [("tree" if i == 0 else f"rest[{i - 1}]") + path for i in first.trees]
     num_more = len(full_paths) - 2
     paths_text = listed(full_paths) if len(full_paths) < 4 else f"{listed(full_paths[:2])} (and {num_more} more)"
     more_text = f"; {len(shared_modules) - 1} more modules, too" if len(shared_modules) > 1 else ""
@@ -82,7 +84,7 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
         "    trees = [sharedtree.copy(each) for each in trees]",
     ]
     count = len(shared_modules)
-    report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), full_paths, count=count)
+    report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), paths_of_arguments, count=count)
 
 
 def _has_grown(leaf: Any, new_leaf: Any) -> bool:
