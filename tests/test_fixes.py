@@ -114,7 +114,7 @@ STRUCTURE_ERROR_OF_JAX = re.compile(
 """JAX's own error for two trees of different keys, to which a message may add its advice."""
 
 MOST_LINES = 8
-"""The lines of a message, without those of JAX's own error. A list of the user's paths or objects counts as one line."""
+"""The lines of a message, but for those of an error of JAX. A list of paths or objects counts as one line."""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

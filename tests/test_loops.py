@@ -428,7 +428,7 @@ def test_a_list_that_was_parted_is_not_written_twice():
         return model, None
 
     before = {"first": Mutable(x=jnp.zeros(())), "model": model}
-    with pytest.raises(st.errors.InconsistentSharingError, match="changed one `list` in several ways") as error:
+    with pytest.raises(st.errors.InconsistentSharingError, match="makes several of it") as error:
         scan(lambda c, x: ({**c, "model": f(c["model"], x)[0]}, x), before, length=2, policy=PARTING)
     assert error.value.paths == ("init['model'][<flat index 0>]", "init['model'][<flat index 1>]")
     assert error.value.treatments == ("object 1 inside the function", "object 2 inside the function")
