@@ -898,8 +898,8 @@ def a_list_that_a_loop_parts_in_place(path):
 
     shared = [jnp.zeros(())]
     policy = st.Policy(in_place=True, on_untie="ignore")
-    scan = lambda model: st.scan(body, model, length=2, policy=policy)
-    return again(scan, INCONSISTENT, model=Mutable(first=shared, second=shared))
+    scan = lambda init: st.scan(body, init, length=2, policy=policy)
+    return again(scan, INCONSISTENT, init=Mutable(first=shared, second=shared))
 
 
 @scenario

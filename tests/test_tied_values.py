@@ -307,9 +307,9 @@ def test_the_fix_for_a_gradient_taken_path_by_path_sums(use):
     for other in [code for code in codes if "retie" in code]:  # it is no advice for gradients
         assert codes.index(first) < codes.index(other)
         assert message.index("at these paths are equal") < message.index(other)
-    names: dict[str, Any] = {"sharedtree": st, "loss": loss, "model": params, "tree": params, "rest": [gradient]}
+    names: dict[str, Any] = {"sharedtree": st, "loss": loss, "model": params, "first_tree": params}
     exec(first, names)  # noqa: S102
-    summed = names.get("updates", names.get("gradient", names["rest"][0]))
+    summed = names.get("updates", names.get("gradient", names.get("second_tree")))
     use(params, summed)
     expected = gradient["embed"]["w"] + gradient["head"]["w"]
     np.testing.assert_allclose(summed["head"]["w"], expected, rtol=1e-6)
