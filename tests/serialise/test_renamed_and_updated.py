@@ -155,7 +155,7 @@ def test_a_field_that_the_installed_library_lacks():
         manifest["nodes"][-1][2].append(False)
 
     said = of_a_library(eqx.nn.Dropout(0.5), change)
-    assert f"Another version of equinox wrote the file than is installed, {EQUINOX}" in said
+    assert f"The file was written with another version of equinox than {EQUINOX}" in said
     assert "\n    pip install --upgrade equinox\n" in said
     assert '\n    renames={"equinox.nn:Dropout.newer": None}' in said
 
