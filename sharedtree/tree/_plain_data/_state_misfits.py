@@ -115,7 +115,7 @@ def _fixes(ties: Sequence[Misfit], paths: Paths, *, is_of_ties: bool) -> list[st
         fixes.append(
             f"Give the model the tie of the state:\n    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
         )
-    start = "Or load" if fixes else "If entries were renamed, rename them in the state. Or load"
+    start = "Or load" if fixes else "Correct the state, or load"
     return [
         *fixes,
         f"{start} the parts that fit, with a report of the others:\n"
