@@ -57,6 +57,8 @@ def run_until_loaded(module, file, call, **names):
         except st.SharedTreeError as error:
             said.append(str(error))
         code = [line.strip() for line in said[-1].splitlines() if line.startswith("    ") and "`" not in line]
+        # A field may have got a new name, which nobody offers, or be gone: the last line.
+        code = code[-1:] if '"new_name"' in code[0] else code
         if code[0].startswith("renames="):
             start = call.index("renames={") if "renames={" in call else -1
             call = call[:start] + code[0] + ")" if start >= 0 else call[:-1] + f", {code[0]})"
