@@ -936,6 +936,13 @@ def a_file_to_look_at(path):
     return Scenario(lambda: st.summary("model.safetensors"), UNREGISTERED, names)
 
 
+@scenario
+def an_adapter_that_is_no_function(path):
+    transform = lambda f, x: f(x)
+    provoke = lambda: st.register_transform(transform, 3)
+    return of(provoke, TypeError, transform=transform, adapter=jax.jit)
+
+
 def _takes_operands(wrong):
     transform = lambda f, x: f(x)
     provoke = lambda: st.register_transform(transform, wrong, takes_operands=True)

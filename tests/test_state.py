@@ -415,7 +415,8 @@ def test_what_does_not_fit(model, state, line):
     assert type(error) is st.errors.StructureMismatchError
     assert (
         str(error)
-        == f"The state does not fit the model in 1 place:\n    {line}\n{FITTING.replace('Or load', 'Correct the state, or load')}"
+        fitting = FITTING.replace("Or load", "Correct the state, or load")
+        assert str(error) == f"The state does not fit the model in 1 place:\n    {line}\n{fitting}"
     )
     assert error.paths == (line.split("`")[1],) or "\\" in line
     loaded, report = st.load_state(model, state, strict=False)
