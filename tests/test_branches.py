@@ -275,7 +275,7 @@ def test_ties_of_modules_must_agree():
             text = str(caught.value)
             assert caught.value.paths == ("result.embed", "result.head")
             assert f"are one `Leaf` in the result of `{names[0]}`, but two in the result of `{names[1]}`" in text
-            assert "sharedtree.retie(" in text
+            assert "sharedtree.tree.map(" in text
             assert "Packed" not in text
     net = st.cond(True, same, double, tied())
     assert net.embed is net.head

@@ -112,7 +112,7 @@ def test_half_a_gradient_is_said(gradient, holding):
     (message,) = messages
     name = "argument" if holding not in ("method", "module", "partial of a method") else "model"
     assert f"`{name}` is differentiated, and the function also has this `Layer`" in message
-    assert "sharedtree.untie(" in message
+    assert "sharedtree.copy(" in message
 
 
 @pytest.mark.parametrize("jit", [jax.jit, eqx.filter_jit])

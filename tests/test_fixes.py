@@ -109,7 +109,7 @@ def test_code_is_told_from_lists():
 
 
 MOST_LINES = 8
-"""The lines of a message. A list of the user's paths or objects counts as one line."""
+"""The lines of a message, but for those of an error of JAX. A list of paths or objects counts as one line."""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

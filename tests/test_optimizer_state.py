@@ -149,7 +149,9 @@ def test_states_of_models_are_models():
     updates, _ = tx.update(ones_like(nnx.state(model)), state, nnx.state(model))
     assert updates["mean"].get_value() is None
     assert updates["scale"].get_value().shape == (3,)
-    with pytest.raises(ValueError, match=r"Nothing is left to optimise: `\['mean'\]\.value` and `\['var'\]\.value`"):
+    with pytest.raises(
+        ValueError, match=r"The optimizer has nothing to train: `\['mean'\]\.value` and `\['var'\]\.value`"
+    ):
         tx.init(nnx.state(model, nnx.BatchStat))
     # A filter says what is meant.
     everything = st.optimizer(optax.sgd(0.1, momentum=0.9), wrt=...).init(nnx.state(model, nnx.BatchStat))

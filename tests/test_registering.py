@@ -98,7 +98,7 @@ def test_policies_and_options_come_apart():
 
 def test_it_is_not_called_in_place():
     solve = st.preserve_identities(integrate)
-    with pytest.raises(ValueError, match="`.*integrate` passes on what the function returns"):
+    with pytest.raises(ValueError, match="`.*integrate` does not support `in_place=True`"):
         solve(decay, tied(), TS, in_place=True)
     with st.Context(st.Policy(in_place=True)):
         with pytest.raises(ValueError, match="in_place=False"):
@@ -121,7 +121,7 @@ def test_an_adapter_of_a_function_states_that_it_cannot_write_back():
     for _ in range(2):
         with (
             st.Context(st.Policy(in_place=True)),
-            pytest.raises(ValueError, match="`.*once_more` passes on what the function returns"),
+            pytest.raises(ValueError, match="`.*once_more` does not support `in_place=True`"),
         ):
             f(tied(), 1.0)
         result = f(tied(), 1.0)
@@ -163,7 +163,7 @@ def test_what_is_no_adapter():
         transform = lambda f, x: f(x)
         with pytest.raises(TypeError, match="`adapter` must be|takes_operands=True"):
             st.register_transform(transform, wrong, **options)
-        with pytest.raises(TypeError, match="no registered adapter"):
+        with pytest.raises(TypeError, match="does not know how it passes"):
             st.preserve_identities(transform)(decay, tied())
 
 

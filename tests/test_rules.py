@@ -621,11 +621,11 @@ def refused(bwd, f=product_of_net, *more, model=None):
 
 
 def test_cotangents_of_another_shape():
-    for back, what in (((), "0 values"), ((None, None), "2 values"), (tied(), "a `Net`")):
+    for back, what in (((), "0 cotangents"), ((None, None), "2 cotangents"), (tied(), "a `Net`")):
         error = refused(lambda kept, y, back=back: back)
         assert type(error) is st.errors.SharingMismatchError
         assert isinstance(error, TypeError)
-        assert f"returned {what}, but the number of differentiated operands of `product_of_net` is 1" in str(error)
+        assert f"returned {what}, but `product_of_net` has 1 differentiated argument." in str(error)
     for back, path in (
         (Pair(X, X), "cotangents[0]"),
         (Net(Pair(X, X), X, None), "cotangents[0].embed"),

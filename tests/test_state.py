@@ -413,7 +413,8 @@ NUMBERED = {"weight": 1, "bias": None, "activation": 3, "name": "linear"}
 def test_what_does_not_fit(model, state, line):
     error = error_of(model, state)
     assert type(error) is st.errors.StructureMismatchError
-    assert str(error) == f"The state does not fit the model in 1 place:\n    {line}\n{FITTING}"
+    fitting = FITTING.replace("Or load", "Correct the state, or load")
+    assert str(error) == f"The state does not fit the model in 1 place:\n    {line}\n{fitting}"
     assert error.paths == (line.split("`")[1],) or "\\" in line
     loaded, report = st.load_state(model, state, strict=False)
     assert jax.tree.structure(loaded) == jax.tree.structure(model)

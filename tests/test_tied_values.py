@@ -160,7 +160,7 @@ def test_the_transform_that_was_called_is_named(title):
     messages = said(CALLED[title], tied())
     assert messages
     for message in messages:
-        assert f"`{title}` treats arrays outside modules as separate values, so inside they are 2" in message
+        assert f"but 2 arrays inside `{title}`, each with its own gradient" in message
         name = title.rpartition(".")[2]
         (code,) = re.findall(r"^    inner = (.*)$", message, re.MULTILINE)
         assert re.search(rf"sharedtree\.{name}\b|preserve_identities\({re.escape(title)}\b", code)
@@ -307,9 +307,9 @@ def test_the_fix_for_a_gradient_taken_path_by_path_sums(use):
     for other in [code for code in codes if "retie" in code]:  # it is no advice for gradients
         assert codes.index(first) < codes.index(other)
         assert message.index("at these paths are equal") < message.index(other)
-    names: dict[str, Any] = {"sharedtree": st, "loss": loss, "model": params, "tree": params, "rest": [gradient]}
+    names: dict[str, Any] = {"sharedtree": st, "loss": loss, "model": params, "first_tree": params}
     exec(first, names)  # noqa: S102
-    summed = names.get("updates", names.get("gradient", names["rest"][0]))
+    summed = names.get("updates", names.get("gradient", names.get("second_tree")))
     use(params, summed)
     expected = gradient["embed"]["w"] + gradient["head"]["w"]
     np.testing.assert_allclose(summed["head"]["w"], expected, rtol=1e-6)

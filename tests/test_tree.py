@@ -67,7 +67,7 @@ def test_rest_of_another_shape_is_an_error_with_its_path():
         with pytest.raises(ValueError):
             jax.tree.map(lambda x, y: x, tree, {"m": rest})
         with pytest.raises(
-            st.errors.SharingMismatchError, match=r"differ in shape at `\['m'\]`.*`rest\[0\]`"
+            st.errors.SharingMismatchError, match=r"differ in shape at `\['m'\]`.*`second_tree`"
         ) as caught:
             st.tree.map(lambda x, y: x, tree, {"m": rest})
         assert caught.value.paths == ("['m']",)
@@ -134,7 +134,12 @@ def test_an_untied_copy_in_rest_is_an_error_naming_both_paths_and_the_fix(level)
     with pytest.raises(st.errors.SharingMismatchError) as caught:
         st.tree.map(lambda x, y, z: x, tree, tree, copy)
     assert caught.value.paths == (f".first{suffix}", f".second[0]{suffix}")
-    for part in (f"`.first{suffix}`", f"`.second[0]{suffix}`", "rest[1]", "sharedtree.retie(rest[1], like=tree)"):
+    for part in (
+        f"`.first{suffix}`",
+        f"`.second[0]{suffix}`",
+        "third_tree",
+        "sharedtree.retie(third_tree, like=first_tree)",
+    ):
         assert part in str(caught.value)
     with pytest.raises(ValueError):  # the built-in base class
         st.tree.map(lambda x, y: x, tree, copy)
@@ -158,7 +163,7 @@ def test_what_was_added_up_is_told_what_keeps_ties(which):
         st.tree.map(jnp.add, tree, loose)
     with pytest.raises(st.errors.SharingMismatchError) as applied:
         st.apply_updates(tree, jax.tree.map(lambda x, y: x + y if eqx.is_array(x) else x, loose, loose))
-    assert "    rest[0] = sharedtree.tree.map(jnp.add, one, other)" in str(mapped.value)
+    assert "    second_tree = sharedtree.tree.map(jnp.add, one, other)" in str(mapped.value)
     for caught in (mapped, applied):
         assert ("Policy" in str(caught.value)) is (which in ("dict", "both"))
         assert len(caught.value.paths) == 2
@@ -186,10 +191,10 @@ STACKED = {
 def test_a_shared_module_that_is_stacked_with_itself_is_said(name, how):
     build, path = STACKED[name]
     blocks = build(Pair(jnp.arange(2.0), jnp.ones(3)))
-    with pytest.warns(st.UntiedWarning, match="has stacked with itself") as caught:
+    with pytest.warns(st.UntiedWarning, match="has stacked it with itself") as caught:
         stacked = st.tree.map(how, *blocks)
     (warning,) = caught
-    assert all(f"`{place}{path}`" in str(warning.message) for place in ("tree", "rest[0]"))
+    assert all(f"`{place}{path}`" in str(warning.message) for place in ("trees[0]", "trees[1]"))
     assert warning.filename == __file__
     assert len(str(warning.message).splitlines()) <= 8
     for ours, theirs in zip(jtu.tree_leaves(stacked), jtu.tree_leaves(jax.tree.map(how, *blocks)), strict=True):

@@ -75,8 +75,8 @@ def dict_descriptor(cls: type) -> Any:
 def own_attributes(obj: Any) -> dict[str, Any]:
     """Returns the `__dict__` of an instance; an empty one if it has none.
 
-    This bypasses the `__getattr__` of the class, which may answer for another object. That of a Flax NNX variable answers
-    for the value in it: a typed PRNG key has a `__dict__`, and the variable has none.
+    This bypasses the `__getattr__` of the class, which may answer for another object. That of a Flax NNX variable
+    answers for the value in it: a typed PRNG key has a `__dict__`, and the variable has none.
     """
     try:
         return object.__getattribute__(obj, "__dict__")

@@ -15,6 +15,7 @@ a line, but do nothing worse.
 `shown` takes bounded time, because it does not call the `__repr__` of a container.
 """
 
+import ast
 import collections
 import dataclasses
 import functools
@@ -182,6 +183,65 @@ def shown(value: Any) -> str:
 def name_of_class(value: Any) -> str:
     """Returns the name of a value's class for messages. For arrays and tracers, of private classes, "jax.Array"."""
     return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
+
+
+_VARIABLE = re.compile(r"([^\W\d]\w*)(.*)", re.DOTALL)
+"""A path in a message: the variable with which it begins, and the rest."""
+
+
+def code_that_unties(tied: str, separate: Sequence[str]) -> str:
+    """Returns code that gives objects of their own to some places of a tie, for errors. Ties inside them are kept.
+
+    Without `where`, `sharedtree.untie` would also cut the ties inside of two models that are tied as a whole.
+
+    Args:
+        tied: The path that keeps the object, beginning with a variable: "init['online']".
+        separate: The paths that get objects of their own, each beginning with a variable.
+
+    Returns:
+        A line of code, indented by four spaces. If a path cannot be written as code (see `where_argument`), the code
+        undoes all ties, and a comment says so.
+
+    Example:
+        >>> print(code_that_unties("init['online']", ["init['target']"]))
+            init = sharedtree.untie(init, lambda m: m['target'])
+        >>> print(code_that_unties("a", ["b.head"]))
+            a, b = sharedtree.untie((a, b), lambda m: m[1].head)
+    """
+    # (variable, rest of the path)
+    parts: list[tuple[str, str]] = []
+    for path in (tied, *separate):
+        match = _VARIABLE.fullmatch(path)
+        parts.append((match[1], match[2]) if match else ("model", path))
+    variables = list(dict.fromkeys(variable for variable, _ in parts))
+    names = ", ".join(variables)
+    value = names if len(variables) == 1 else f"({names})"
+    nodes: list[str] = []
+    for variable, rest in parts[1:]:
+        index = "" if len(variables) == 1 else f"[{variables.index(variable)}]"
+        nodes.append(f"m{index}{rest}")
+    where = where_argument(nodes)
+    if not where:
+        return f"    {names} = sharedtree.untie({value})      # also the ties inside"
+    return f"    {names} = sharedtree.untie({value}{where})"
+
+
+def where_argument(nodes: Sequence[str]) -> str:
+    """Returns code for an argument `where`, with the comma before it.
+
+    Args:
+        nodes: Expressions of a tree `m`, such as "m.head".
+
+    Returns:
+        Such as ", lambda m: m.head". Empty if an expression is not Python, as `m[<flat index 0>]`, JAX's text for a
+        child without a name.
+    """
+    where = nodes[0] if len(nodes) == 1 else f"({', '.join(nodes)})"
+    try:
+        ast.parse(where)
+    except SyntaxError:
+        return ""
+    return f", lambda m: {where}"
 
 
 def listed(paths: Sequence[str]) -> str:

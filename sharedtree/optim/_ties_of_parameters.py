@@ -372,10 +372,10 @@ class Models(NamedTuple):
         state = [path for part in self.parts for path in part.state]
         if state:
             raise ValueError(
-                f"Nothing is left to optimise: {listed(state)} {'is' if len(state) == 1 else 'are'} state, according "
-                "to its library.\n"
-                "State is computed from data, not trained. Give the optimizer parameters, or let it train state, "
-                "too:\n"
+                f"The optimizer has nothing to train: {listed(state)} {'is' if len(state) == 1 else 'are'} declared as "
+                "state.\n"
+                "State is computed from data, not trained. Give the optimizer a model with parameters. Or let it train "
+                "state, too: three dots, Python's `Ellipsis`, select everything:\n"
                 "    tx = sharedtree.optimizer(tx, wrt=...)"
             )
 

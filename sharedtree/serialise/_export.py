@@ -248,8 +248,9 @@ def exporting(
         export_policy = current_policy(jitted.policy or policy)
         if export_policy.in_place:
             raise ValueError(
-                f"A program that `{title_of(transform)}` makes has none of its caller's objects, so `in_place=True` "
-                "could write nothing back. Return the changed objects:\n"
+                f"A program that `{title_of(transform)}` makes has none of its caller's objects, so it cannot change "
+                "them as `in_place=True` says.\n"
+                "Let `f` return the objects that it changes, as `return result, model`, and switch `in_place` off:\n"
                 "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
             )
         # A program cannot refer to its caller's objects, so it returns unchanged modules like others.

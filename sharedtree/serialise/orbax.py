@@ -307,13 +307,17 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
     if type(text) is not str or not is_unicode(text):
         folder = _folder_of(manager, step)
         label = label if folder is None else printable(str(folder))
-        fact = f"`{label}` has no readable manifest: {why}\nIt was not saved by sharedtree, or it is damaged. "
         items = _items_in(folder)
         if _MANIFEST in items:
-            raise not_restored_error(fact)
+            fact = f"`{label}` has no readable manifest, the entry in which `sharedtree.orbax.save` describes the tree"
+            raise not_restored_error(f"{fact}: {why}\nIt is damaged, or another program wrote it. ")
         # It is a step of another program.
         raise FormatError(
-            f"{fact}What Orbax saved alone, Orbax restores:\n    manager.restore(step, args={_arguments_for(items)})"
+            f"`{label}` was written by Orbax alone, not by `sharedtree.orbax.save`, or it is damaged: it has no "
+            "readable manifest, the entry that describes the tree.\n"
+            "If Orbax alone wrote it, restore it with Orbax:\n"
+            f"    manager.restore(step, args={_arguments_for(items)})\n"
+            f"Orbax says: {why}"
         )
     if item[_CRC] != _crc(text):
         fact = "is not what was written: it does not have the digest that was saved with it. "

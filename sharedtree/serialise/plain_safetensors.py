@@ -76,13 +76,14 @@ def load_tensors(
         listed = unloadable[:_MAX_LISTED]
         lines = [f"    `{printable(tensor.name)}`: {printable(tensor.dtype[:40])}" for tensor in listed]
         lines += [f"    and {len(unloadable) - _MAX_LISTED} more"] if len(unloadable) > _MAX_LISTED else []
+        others = "{" + ", ".join(repr(printable(tensor.name)) for tensor in listed) + "}"
         raise FormatError(
             "\n".join(
                 [
-                    f"`{source.label}` has tensors of packed dtypes, or of dtypes that no array has:",
+                    f"`{source.label}` has tensors of dtypes that neither NumPy nor JAX can load from a file:",
                     *lines,
-                    "Nothing was loaded. Select the others, by a function from a name to a bool:",
-                    "    sharedtree.load(path, foreign=True, select=is_another)",
+                    "Nothing was loaded. Load the others:",
+                    f"    sharedtree.load(path, foreign=True, select=lambda name: name not in {others})",
                 ]
             )
         )

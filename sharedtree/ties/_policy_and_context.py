@@ -300,9 +300,10 @@ class Context:
             self._table, self._context_mark = [], structure.context_mark
         if self._context_mark is not structure.context_mark or structure.base != len(self._table):
             raise ContextMismatchError(
-                "The structure belongs to a sequence of trees that were flattened in one Context, but this Context "
-                "has not unflattened the trees before it, or has unflattened another sequence.\n"
-                "Unflatten all trees in one Context, in the order in which they were flattened:\n"
+                "The tree is unflattened out of order: other trees were flattened before it in the same "
+                "`sharedtree.Context`, and they are not unflattened yet in this one.\n"
+                "A tree may refer to objects of the trees before it. Unflatten all of them in one Context, in the "
+                "order in which they were flattened:\n"
                 "    with sharedtree.Context():\n"
                 "        trees = [sharedtree.tree.unflatten(structure, leaves) for leaves, structure in flattened]"
             )

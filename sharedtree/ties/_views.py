@@ -45,7 +45,7 @@ from ..core._node_types import (
     node_types_by_class,
     require_registered,
 )
-from ..core._printing import listed, shown
+from ..core._printing import listed, shown, where_argument
 from ..core._static_values import Static
 from ..core._structure import FlatDag, Node, Op, Record, canonical_records
 from ..libraries._equinox import name_of
@@ -653,7 +653,7 @@ def _require_no_cycle(flat: FlatDag, sources: Sequence[int], target: int) -> Non
                 f"{fact}\n"
                 "The new array cannot be computed from the one that it replaces. Name another array, or untie the two "
                 "first:\n"
-                "    model = sharedtree.untie(model)",
+                f"    model = sharedtree.untie(model{where_argument([f'm{source_path}'])})",
                 paths,
             )
 

@@ -175,9 +175,9 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
         registered = ADAPTERS[adapter]
         if takes_operands and not isinstance(registered, TakingOperands):
             raise TypeError(
-                f"`{title_of(adapter)}` takes no operands beside the function, so its adapter does not suit a "
-                "transform that takes some. Write an adapter:\n"
-                "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
+                f"`{title_of(transform)}` takes a function and its arguments at once (`takes_operands=True`), but "
+                f"`{title_of(adapter)}` takes only the function. So the two cannot be treated alike.\n"
+                f"{_WRITE_AN_ADAPTER}"
             )
         adapter = registered
     elif takes_operands and callable(adapter):
@@ -190,12 +190,22 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
         adapter = OpaqueTransform
     elif not callable(adapter):
         # Without operands, an adapter of None says that the transform treats all arguments alike.
-        none, option = ("", ", takes_operands=True") if takes_operands else ("None, ", "")
+        if takes_operands:
+            raise TypeError(
+                f"`adapter` is {adapter!r}, and must be a function that says how the transform passes arguments on.\n"
+                f"{_WRITE_AN_ADAPTER}"
+            )
         raise TypeError(
-            f"`adapter` must be {none}a registered transform or a callable, not {adapter!r}:\n"
-            f"    sharedtree.register_transform(transform, adapter{option})"
+            f"`adapter` must be None, a registered transform or a callable, not {adapter!r}:\n"
+            "    sharedtree.register_transform(transform, adapter)"
         )
     ADAPTERS[transform] = adapter
+
+
+_WRITE_AN_ADAPTER = (
+    "Write such a function, an adapter (docs/adapters.md has an example), and register it:\n"
+    "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
+)
 
 
 def _no_transform_error(transform: Callable[..., Any], argument: Any) -> TypeError:

@@ -324,8 +324,10 @@ def _forbid_references(call: CallWithOperands) -> None:
     paths = call.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
     if paths:
         raise ValueError(
-            f"`{call.title}` with `in_place=True` cannot return the `jax.Ref` at {listed(paths)} from its branches, "
-            "as it does with all operands. What is written to a reference is visible anyway. Return other changes:\n"
+            f"{listed(paths)} {'is a `jax.Ref`' if len(paths) == 1 else 'are `jax.Ref`s'}, which `{call.title}` "
+            "cannot take with `in_place=True`.\n"
+            "In place, the branches return all operands, and JAX lets no branch return a reference. What they write "
+            "to it is kept without `in_place`, too. Switch it off, and return what else they change:\n"
             f"    inner = {in_code(call.title, 'in_place=False')}"
         )
 

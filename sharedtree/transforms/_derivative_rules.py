@@ -167,7 +167,8 @@ class RuleTransform(FunctionTransform):
         if policy.in_place:
             raise ValueError(
                 f"`{self.transform_name}` does not support `in_place=True`: it writes nothing back.\n"
-                "Its rules differentiate the result of the function, not its changes. Return the changed objects:\n"
+                "Its rules differentiate the result of the function, not its changes. Let `f` return the objects that "
+                "it changes, as `return result, model`, and switch `in_place` off:\n"
                 f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
             )
         args, kwargs = self._bind_by_position(tuple(args), kwargs)
@@ -363,12 +364,13 @@ class RuleTransform(FunctionTransform):
         if not isinstance(result, (tuple, list)) or len(result) != num_operands:
             self._raise_jax_error_for_cotangents(rule, result)
             is_sequence = isinstance(result, (tuple, list))
-            description = f"{len(result)} values" if is_sequence else f"a `{type(result).__name__}`"
+            cotangents = "(cotangent,)" if num_operands == 1 else "tuple(cotangents)"
+            description = f"{len(result)} cotangents" if is_sequence else f"a `{type(result).__name__}`"
             raise SharingMismatchError(
-                f"`{name_of(rule, rule)}` returned {description}, but the number of differentiated operands of "
-                f"`{name_of(self, self)}` is {num_operands}. Return a tuple with one cotangent for each, or None for "
-                "zero:\n"
-                "    return (cotangent, None)"
+                f"The rule `{name_of(rule, rule)}` returned {description}, but `{name_of(self, self)}` has "
+                f"{num_operands} differentiated argument{'s' if num_operands != 1 else ''}.\n"
+                "Return a tuple with one cotangent for each. None stands for a cotangent of zeros:\n"
+                f"    return {cotangents}"
             )
         # 3. Add up the cotangents of each leaf. If they do not fit, JAX raises its own error where it has one.
         fit = self.fit(policy, whole_sums=whole_sums, are_cotangents=True)

@@ -95,10 +95,11 @@ def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
         TypeError: with two fixes: to pass a `Dag`, or to register an adapter.
     """
     raise TypeError(
-        f"`{title_of(transform)}` takes operands beside the function, and has no registered adapter. Pass `Dag`s, "
-        "which every transform takes as they are:\n"
-        "    jax.vjp(lambda dag: f(dag.tree), sharedtree.Dag(model))\n"
-        "or register an adapter: sharedtree.register_transform(transform, adapter, takes_operands=True)"
+        f"`{title_of(transform)}` is called with a function and its arguments at once, and sharedtree does not know "
+        "how it passes these to the function.\n"
+        "Call it without `preserve_identities`, with a `sharedtree.Dag` for each model. In a Dag, a tied array is one "
+        "leaf, so ties survive any transform. As with `jax.vjp`:\n"
+        "    jax.vjp(lambda dag: f(dag.tree), sharedtree.Dag(model))"
     )
 
 

@@ -32,6 +32,7 @@ from ..core._class_attributes import own_attributes
 from ..core._errors import InconsistentSharingError
 from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
+from ..core._printing import code_that_unties, listed
 from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
 from ._caller_side import Call, build_from_groups
@@ -264,11 +265,12 @@ class Changes:
         treatments = [f"object {i} inside the function" for i in range(1, len(records) + 1)]
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(paths, treatments, strict=True)]
         raise InconsistentSharingError(
-            f"`{self._title}` changed one `{kind}` in several ways at its paths, since the function unties it:\n"
+            f"{listed(paths)} are one `{kind}`, but the function under `{self._title}` makes several of it, and "
+            "changes them:\n"
             + "\n".join(lines)
             + "\nSeveral changes cannot be written back into one object. Let the function keep the tie, or untie the "
             "paths before the call:\n"
-            "    model = sharedtree.untie(model)",
+            f"{code_that_unties(paths[0], paths[1:])}",
             paths,
             treatments,
         )

@@ -30,9 +30,13 @@ from jax import tree_util as jtu
 from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
 from ..core._node_types import PYTHON_NUMBERS
+from ..core._printing import code_that_unties
 from ..core._sharing import Mismatch, op_text, pairs
 from ..core._static_values import Static, distinguishing_text
 from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical_records, intern
+
+_MAX_SEPARATED = 8
+"""How many places of a tie an error names in its code."""
 
 
 class Sides(NamedTuple):
@@ -470,15 +474,23 @@ def _raise_other_ties(
     tied_side, untied_side = (
         (sides.first_place, sides.second_place) if lost else (sides.second_place, sides.first_place)
     )
-    fix = (
-        "Keep the tie, for example with\n"
-        "    model = sharedtree.tree.map(f, model)\n"
-        "    model = sharedtree.retie(model, like=before)\n"
-        "or undo it before:\n"
-        "    model = sharedtree.untie(model)"
-        if lost or sides.are_peers
-        else "Tie them before, or return two objects:\n    model = sharedtree.untie(model)"
-    )
+    # The fix names the places, since the ties inside the two objects must survive it.
+    separate = code_that_unties(paths[0], [jtu.keystr(path) for _, path in partners[1:_MAX_SEPARATED]])
+    if sides.are_peers:
+        fix = (
+            "Keep the tie in both, for example with `sharedtree.tree.map`:\n"
+            "    model = sharedtree.tree.map(f, model)\n"
+            f"Or give them objects of their own in both. Ties inside them are kept:\n{separate}"
+        )
+    elif lost:
+        fix = (
+            "If they are meant to differ from now on, such as a model and its target, give them objects of their own "
+            f"before the call. Ties inside them are kept:\n{separate}\n"
+            "If they are meant to stay one, keep the tie, for example with `sharedtree.tree.map`:\n"
+            "    model = sharedtree.tree.map(f, model)"
+        )
+    else:
+        fix = f"Tie them before the call, or return two objects. Ties inside them are kept:\n{separate}"
     raise SharingMismatchError(
         f"{sides.first_words} in sharing: `{paths[0]}` and `{paths[1]}` are one {kind} {tied_side}, "
         f"but two {untied_side}.\n"

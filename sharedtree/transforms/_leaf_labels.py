@@ -34,6 +34,7 @@ from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, parts_that_fit, raise_prefix_mismatch
+from ..core._printing import code_that_unties, listed
 from ..core._structure import LEAF, FlatDag, Node, Path
 
 NO_OUTCOME = 0
@@ -489,7 +490,7 @@ def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -
     text = (
         f"{_first_lines(occurrences, outcomes.treatment, transform)}\n{advice}"
         "Or let the function give each path an array of its own before it returns:\n"
-        "    result = sharedtree.untie(result)"
+        f"{_code_that_unties(occurrences)}"
     )
     raise InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
 
@@ -638,8 +639,15 @@ def _leaves_below(outcomes: Outcomes, record: int) -> list[Any]:
 
 def _first_lines(occurrences: Occurrences, treatment: Treatment, transform: str) -> str:
     """Returns the first lines of an error for a conflict: what is wrong, and the paths."""
+    # The first path under each treatment.
+    path_of = {
+        occurrence.treatment: jtu.keystr(occurrence.path) for occurrence in reversed(occurrences.first_occurrences)
+    }
+    paths = [path_of[treatment] for treatment in dict.fromkeys(occurrences.treatments)]
     verb = "would" if treatment.is_transform_known else "may"
-    return "\n".join([f"`{transform}` {verb} treat one leaf differently at its paths:", *occurrences.lines])
+    return "\n".join(
+        [f"{listed(paths)} are one leaf, but `{transform}` {verb} treat it differently there:", *occurrences.lines]
+    )
 
 
 def inconsistent_sharing_error(
@@ -661,7 +669,7 @@ def _fix(occurrences: Occurrences) -> str:
     """Returns a fix as text and code: an object of its own for each treatment.
 
     the leaf is in `a` under one treatment, and in `b` under another       b = sharedtree.copy(b)
-    the leaf is in `a` under both treatments                               a = sharedtree.untie(a)
+    the leaf is in `a` under both treatments                 a = sharedtree.untie(a, lambda m: m.head.weight)
     """
     # For each treatment, names of the arguments in which the leaf has it.
     groups = occurrences.arguments
@@ -670,11 +678,14 @@ def _fix(occurrences: Occurrences) -> str:
     # An argument occurs in two groups: it holds the leaf under two treatments. A copy would hold it so, too, since a
     # copy keeps ties.
     if sum(map(len, groups)) > len(arguments):
-        value = f"({targets})" if len(arguments) > 1 else targets
-        return f"Treat all paths alike, or untie them before the call:\n    {targets} = sharedtree.untie({value})"
-    lines = ["Treat all paths alike, or pass copies:"]
+        advice = "Change the option so that all paths agree, or untie them before the call:"
+        return f"{advice}\n{_code_that_unties(occurrences)}"
+    lines = ["Change the options so that all paths agree, or pass copies:"]
     if len(arguments) == 2:
-        lines = ["Treat all paths alike, or pass a copy, of the whole argument or of the shared part only:"]
+        lines = [
+            "Change the options so that all paths agree, or pass a copy, of the whole argument or of the shared part "
+            "only:"
+        ]
     # The arguments of the first treatment keep the object. Those of each other treatment get a copy.
     for group in groups[1:]:
         names = ", ".join(group)
@@ -682,3 +693,13 @@ def _fix(occurrences: Occurrences) -> str:
     if len(arguments) == 2:
         lines.append(f"    {targets} = sharedtree.untie(({targets}), lambda t: t[1:])")
     return "\n".join(lines)
+
+
+def _code_that_unties(occurrences: Occurrences) -> str:
+    """Returns code that separates the treatments of a leaf, and keeps all other ties of the tree."""
+    paths_by_treatment: dict[str, list[str]] = {}
+    for path, treatment in zip(occurrences.paths, occurrences.treatments, strict=True):
+        paths_by_treatment.setdefault(treatment, []).append(path)
+    # Each separated path gets an object of its own, so the treatment with the most paths keeps the leaf.
+    kept, *separated = sorted(paths_by_treatment.values(), key=len, reverse=True)
+    return code_that_unties(kept[0], [path for paths in separated for path in paths])

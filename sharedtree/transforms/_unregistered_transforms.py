@@ -244,14 +244,14 @@ class OpaqueTransform(FunctionTransform):
             SharingMismatchError: if a leaf is missing, since it belongs to a group that the transform left out.
         """
         if group_set.missing_places and not _is_graph_of_arguments(group_set.structure):
-            raise SharingMismatchError(_PART_OF_RESULTS)
+            raise _part_of_results_error(group_set)
         if group_set.missing_places:
             path = leaf_paths(group_set.selection.structure)[group_set.missing_places[0]]
             raise SharingMismatchError(
-                f"`{self.transform_name}` passes only a part of the arguments to the function, and what it passes "
-                f"shares `{path}` with what it leaves out.\n"
-                "An array that several modules share is passed with the first of them only. Pass modules that share "
-                "as one value:\n"
+                f"`{self.transform_name}` drops an argument that shares `{path}` with another one, which it passes to "
+                "the function.\n"
+                "An array that several arguments share is passed with the first of them only. Pass these arguments as "
+                "one value, whose `.tree` is the pair in the function:\n"
                 "    f(sharedtree.Dag((model, shared)))"
             )
         return unpack(group_set.structure, group_set.leaves)
@@ -323,8 +323,8 @@ def _take_out_changes(result: Any, transform_name: str) -> tuple[Any, Any]:
 
 
 _NOT_RETURNED_ONCE = (
-    "`{0}` does not return the function's result exactly once, so `in_place=True` cannot write changes back.\n"
-    "Return the changed objects, and leave the arguments as they are:\n"
+    "`{0}` drops the function's result, or returns it twice, so `in_place=True` cannot write changes back.\n"
+    "Let `f` return the objects that it changes, as `return result, model`, and switch `in_place` off:\n"
     "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
 )
 
@@ -345,15 +345,16 @@ def _named_by_path(owners: Sequence[str], outermost: "_OutermostObjects", object
 
 
 _PART_OF_RESULTS = (
-    "The transform returned only a part of the function's result, and this part shares an object with the rest. Let "
-    "the function return both as one value:\n"
+    "`{0}` was left out: the transform returned only a part of the function's result, and this object belongs to "
+    "that part and to the one left out.\n"
+    "An object that several parts share comes back with the first of them only. Let the function return these parts as "
+    "one value:\n"
     "    return sharedtree.Dag((model, shared))"
 )
 
 _NOT_WRITTEN_BACK = (
-    "`{0}` does not pass each of its arguments to the function exactly once, so `in_place=True` cannot write changes "
-    "back.\n"
-    "Return the changed objects, and leave the arguments as they are:\n"
+    "`{0}` drops an argument of the function, or passes one twice, so `in_place=True` cannot write changes back.\n"
+    "Let `f` return the objects that it changes, as `return result, model`, and switch `in_place` off:\n"
     "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
 )
 
@@ -791,13 +792,19 @@ def _ambiguous_leaf_error(group_set: _GroupSet, place: int) -> SharingMismatchEr
     """
     path = leaf_paths(group_set.selection.structure)[place]
     return SharingMismatchError(
-        f"The transform returns a part of its arguments, such as a gradient, and the part shares `{path}` with "
-        "another one. It is not known to which result that belongs.\n"
-        "An array that several modules share is passed with the first of them only. Pass modules that share as one "
-        "value:\n"
+        f"The arguments share `{path}`, and the transform returns several values for each argument, such as a "
+        "gradient and the argument itself. sharedtree cannot tell in which of them this array is.\n"
+        "An array that several arguments share comes back with the first of them only. Pass these arguments as one "
+        "value, whose `.tree` is the pair:\n"
         "    f(sharedtree.Dag((model, shared)))",
         (path,),
     )
+
+
+def _part_of_results_error(group_set: _GroupSet) -> SharingMismatchError:
+    """Makes the error for a result of which the transform has returned only a part, which lacks a leaf."""
+    path = leaf_paths(group_set.selection.structure)[group_set.missing_places[0]]
+    return SharingMismatchError(_PART_OF_RESULTS.format(f"result{path}" if path[:1] in (".", "[") else path))
 
 
 def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None) -> Any:
@@ -816,7 +823,7 @@ def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None)
     """
     structure = group_set.selection.structure
     if group_set.missing_places:
-        raise SharingMismatchError(_PART_OF_RESULTS)
+        raise _part_of_results_error(group_set)
 
     # In a Jacobian, a whole tree stands in the place of a leaf, with further groups in it. For JAX's arrays and other
     # leaves, `node_type_of` returns None.

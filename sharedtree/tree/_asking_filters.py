@@ -25,7 +25,7 @@ from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import flat_dag_of
 from ..core._prefix_trees import branch_of, prefixes_of_children
-from ..core._printing import MOST_PATHS, listed, name_of_class, shown
+from ..core._printing import MOST_PATHS, listed, name_of_class, shown, where_argument
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path
 from ._dag import Dag
@@ -411,6 +411,10 @@ def _selected_somewhere(
     for leaf_questions in of_leaves if spec.asks_for_path else ():
         if any(question.answer for question in leaf_questions):
             other_paths.extend(question.path for question in leaf_questions if not question.answer)
+    # Untie at the fewer paths, so that the other ties remain.
+    selected = [jtu.keystr(question.keys) for question in questions if question.answer]
+    not_selected = [jtu.keystr(question.keys) for question in questions if not question.answer]
+    where = where_argument([f"m{path}" for path in min(not_selected, selected, key=len)])
     return InconsistentSharingError(
         "\n".join(
             [
@@ -418,7 +422,7 @@ def _selected_somewhere(
                 *lines[:MOST_PATHS],
                 code_that_selects(other_paths, spec, words.option)
                 + "A `Dag` has each leaf once. Select it at all of its paths, or untie it before:",
-                "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
+                f"    dag = sharedtree.Dag(sharedtree.untie(dag.tree{where}))",
             ]
         ),
         texts,

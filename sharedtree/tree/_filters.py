@@ -358,12 +358,12 @@ def how_to_select(candidates: Sequence[LeafPlace], spec: Any, option: Option) ->
         lines.append(f"    … and {len(candidates) - MOST_CANDIDATES} more")
     advice = "Use one or more of these classes, or a function of a path and a value:"
     if tags:
-        advice = "A string is a tag of NNX. For a path, use a function:"
+        advice = "A string selects by a tag of NNX, not by a path. To select by path, use a function:"
     step = _step_in(candidates[0], words)
     code = f"    {option.code}lambda path, value: path == {candidates[0].path!r})"
     if step is not None:
         code = f"    {option.code}lambda path, value: {step!r} in path)"
-    return "\n".join(["It was asked about these values and paths:", *lines, advice, code])
+    return "\n".join(["These could be selected, each listed at its first path:", *lines, advice, code])
 
 
 def _step_in(place: LeafPlace, words: set[str]) -> Any:

@@ -16,7 +16,7 @@ from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, require_registered
 from ..core._pack_and_unpack import unpack
-from ..core._printing import shown
+from ..core._printing import code_that_unties, shown
 from ..core._sharing import Mismatch, RecordPair, pairs, with_tied_numbers_as_arrays
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path, Structure
@@ -255,7 +255,7 @@ def _mapped(
     refuse_hidden_arrays(structure)
     columns: list[list[Any]] = []
     for i, further_tree in enumerate(rest):
-        columns.append(_aligned(structure, further_tree, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie)))
+        columns.append(_aligned(structure, further_tree, _names_in_map(i)))
 
     results = [f(*args) for args in zip(*path_columns, leaves, *columns, strict=True)]
     if rest:
@@ -353,7 +353,7 @@ def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any
                 "function such as `jax.tree.map` untied them, put the tie back:\n"
                 "    new = sharedtree.retie(new, like=old)\n"
                 "If they are meant to be separate:\n"
-                "    old = sharedtree.untie(old)",
+                f"{code_that_unties(f'old{path1}', [f'old{path2}'])}",
                 (path1, path2),
             )
 
@@ -395,6 +395,12 @@ def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[
 def _leaf_paths(tree: FlatDag) -> list[Path]:
     """Returns the first path of each traced leaf, in the order of the leaves."""
     return [tree.first_paths[number] for number in tree.leaf_numbers]
+
+
+def _names_in_map(index: int) -> "_NamesOfTrees":
+    """Returns the names of the first tree given to `map` and of the further tree with this index, in errors."""
+    name = {0: "second_tree", 1: "third_tree"}.get(index, f"tree_{index + 2}")
+    return _NamesOfTrees(name, "first_tree", "the first tree", how_to_tie)
 
 
 class _NamesOfTrees(NamedTuple):

@@ -147,6 +147,12 @@ def _hand_on_tied_values(tree: FlatDag, targets: Sequence[int], new: Sequence[An
             note_tied_values(walk(replacement, Tags(), rules_here())[0])
 
 
+_OF_ANOTHER_KIND = (
+    "an object of another class, shape or dtype, or with other static values, there. It cannot stand at the other paths"
+)
+_SEVERAL = "several objects, or the old one and a new one, in its place"
+
+
 class _LostTie(NamedTuple):
     """An object of the tree that is several objects in the result.
 
@@ -154,11 +160,13 @@ class _LostTie(NamedTuple):
         paths: its paths in the tree.
         replaced: path of a replaced node that held it.
         arrays: the arrays in it, and those in their places in the result.
+        reason: what the replacement has there instead of one object for all paths, in words.
     """
 
     paths: tuple[str, ...]
     replaced: str
     arrays: Sequence[Any]
+    reason: str
 
 
 class _Edit(NamedTuple):
@@ -246,8 +254,8 @@ class _Edit(NamedTuple):
         counterparts = {t: self._counterparts(t) for t in self.targets if parts_of[t] & tied}
         in_replacements = set[int]().union(*new_parts_of.values())
 
-        # Decide for each tied part. `lost`: part → a target that holds it, and the arrays that were one.
-        lost: dict[int, tuple[int, list[Any]]] = {}
+        # Decide for each tied part. `lost`: part → a target that holds it, the arrays that were one, and the reason.
+        lost: dict[int, tuple[int, list[Any], str]] = {}
         # Parents have higher numbers than their children, so they come first.
         for part in sorted(holders, reverse=True):
             # The objects that the part becomes: itself, if it remains, and the objects in its place in replacements.
@@ -271,14 +279,16 @@ class _Edit(NamedTuple):
                     continue
             arrays = [array for number in new_objects | copies for array in self._arrays(number)]
             if len(successors | copies) > 1 and arrays:
-                lost[part] = holders[part][0], [*self._arrays(part), *arrays]
+                is_of_another_kind = len(new_objects) == 1 and not copies and part not in in_replacements
+                reason = _OF_ANOTHER_KIND if is_of_another_kind else _SEVERAL
+                lost[part] = holders[part][0], [*self._arrays(part), *arrays], reason
         return self._maximal_ties(lost)
 
-    def _maximal_ties(self, lost: dict[int, tuple[int, list[Any]]]) -> list[_LostTie]:
+    def _maximal_ties(self, lost: dict[int, tuple[int, list[Any], str]]) -> list[_LostTie]:
         """Describes the maximal lost ties. A lost tie is not maximal if the ties of all its parents are lost as well.
 
         Args:
-            lost: part → a target that holds it, and the arrays that were one.
+            lost: part → a target that holds it, the arrays that were one, and the reason.
         """
         if not lost:
             return []
@@ -288,9 +298,9 @@ class _Edit(NamedTuple):
                 parents.setdefault(child, set()).add(number)
         paths = self.tree.paths_of_edges
         maximal: list[_LostTie] = []
-        for part, (target, arrays) in lost.items():
+        for part, (target, arrays, reason) in lost.items():
             if not parents[part] <= lost.keys():
-                maximal.append(_LostTie(tuple(paths[part]), paths[target][0], arrays))
+                maximal.append(_LostTie(tuple(paths[part]), paths[target][0], arrays, reason))
         return maximal
 
     def result(self) -> Any:
@@ -443,11 +453,9 @@ def _report(tie: _LostTie) -> None:
     report_untied(
         policy.on_untie,
         definition_of_caller(),
-        f"{listed(tie.paths)} were one object, but the replacement of `{tie.replaced}` has another object there, "
-        "which cannot be used at all of these paths: it differs in class, static values, shape or dtype, or there are "
-        "several.",
-        "Give a replacement that holds the old object, or one new object of the same kind. If the tie is meant to be "
-        "lost, untie it before:\n"
+        f"{listed(tie.paths)} were one object, but the replacement of `{tie.replaced}` has {tie.reason}.",
+        "Give a replacement that holds the old object, or one new object of the same kind. If they should be separate, "
+        "untie them before the call:\n"
         f"    model = sharedtree.untie(model, lambda m: m{tie.replaced})",
         tie.paths,
     )

@@ -58,29 +58,33 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
 
     # The message names the first module, and counts the others.
     first = shared_modules[0]
-    names = ["tree" if i == 0 else f"rest[{i - 1}]" for i in first.trees]
+    names = [f"trees[{i}]" for i in first.trees]
     path = jtu.keystr(first.path)
     full_paths = [name + path for name in names]
+    # The parameters of `map`, for programs that catch the error.
+    paths_of_arguments = [("tree" if i == 0 else f"rest[{i - 1}]") + path for i in first.trees]
     num_more = len(full_paths) - 2
     paths_text = listed(full_paths) if len(full_paths) < 4 else f"{listed(full_paths[:2])} (and {num_more} more)"
     more_text = f"; {len(shared_modules) - 1} more modules, too" if len(shared_modules) > 1 else ""
     fact = (
-        f"{paths_text} are one `{first.kind}`, which `map` has stacked with itself{more_text}. So it became several, "
-        "each with its own gradient and updates."
+        f"{paths_text} are one `{first.kind}`, and `sharedtree.tree.map` has stacked it with itself{more_text}. The "
+        "result holds a copy of it for each tree, each with its own gradient and updates."
     )
     fixes: list[str] = []
     # The root cannot be taken out of itself.
     if path:
         fixes += [
-            "Take it out before, and keep it beside the result:",
-            f"    tree, *rest = [sharedtree.tree.at(lambda m: m{path}, each, None) for each in (tree, *rest)]",
+            "To keep one layer, take it out of the trees, stack these, and store it beside the result:",
+            f"    shared = trees[0]{path}",
+            f"    trees = [sharedtree.tree.at(lambda m: m{path}, each, None) for each in trees]",
+            "    stacked = sharedtree.tree.map(f, *trees)",
         ]
     fixes += [
-        "If they are meant to be separate, untie them before:",
-        "    tree, *rest = sharedtree.untie((tree, *rest))",
+        "If each tree should have a layer of its own, give it one before the call. Ties inside each tree are kept:",
+        "    trees = [sharedtree.copy(each) for each in trees]",
     ]
     count = len(shared_modules)
-    report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), full_paths, count=count)
+    report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), paths_of_arguments, count=count)
 
 
 def _has_grown(leaf: Any, new_leaf: Any) -> bool:

@@ -175,7 +175,7 @@ def test_where_no_mapping_can_become_memory(path, monkeypatch):
     before = path.read_bytes()
     with open(path, "r+b") as file:
         for tree in (model, [1]):
-            with pytest.raises(OSError, match=r"mapped into memory, by `load\(mmap=True\)`") as raised:
+            with pytest.raises(OSError, match=r"mapped from it, by `load\(mmap=True\)`") as raised:
                 st.save(file, tree)
             assert raised.value.errno == errno.EBUSY
         assert path.read_bytes() == before

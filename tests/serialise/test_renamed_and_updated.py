@@ -57,6 +57,8 @@ def run_until_loaded(module, file, call, **names):
         except st.SharedTreeError as error:
             said.append(str(error))
         code = [line.strip() for line in said[-1].splitlines() if line.startswith("    ") and "`" not in line]
+        # A field may have got a new name, which nobody offers, or be gone: the last line.
+        code = code[-1:] if '"new_name"' in code[0] else code
         if code[0].startswith("renames="):
             start = call.index("renames={") if "renames={" in call else -1
             call = call[:start] + code[0] + ")" if start >= 0 else call[:-1] + f", {code[0]})"
@@ -155,7 +157,7 @@ def test_a_field_that_the_installed_library_lacks():
         manifest["nodes"][-1][2].append(False)
 
     said = of_a_library(eqx.nn.Dropout(0.5), change)
-    assert f"Another version of equinox wrote the file than is installed, {EQUINOX}" in said
+    assert f"The file was written with another version of equinox than {EQUINOX}" in said
     assert "\n    pip install --upgrade equinox\n" in said
     assert '\n    renames={"equinox.nn:Dropout.newer": None}' in said
 

@@ -107,7 +107,8 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
             _turn_into_memory(mapping)
         except OSError as error:
             fact = (
-                f"`{label}` is mapped into memory, by `load(mmap=True)`, and to write into it would change the arrays"
+                f"`{label}` cannot be written to: a model's arrays are mapped from it, by `load(mmap=True)`, and would "
+                "change. They could not be turned into memory first"
             )
             raise OSError(errno.EBUSY, f"{fact} ({error.strerror}). {_COPY}\nNot written", name) from None
     # Mappings by others, such as `numpy.memmap`, cannot be turned into memory. They are an error if they hold an array
@@ -118,7 +119,7 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
 
 # Ends of the errors' messages.
 _COPY = (
-    "Nothing was written. Copy the model into memory, let go of the old one, and save the copy:\n"
+    "Nothing was written. Copy the model into memory, delete all references to the old one, and save the copy:\n"
     "    model = sharedtree.copy(model)\n"
     "    sharedtree.save(file, model)"
 )

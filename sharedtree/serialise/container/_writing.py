@@ -319,7 +319,9 @@ def _errors_about_target(target: str, user_path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FORBIDDEN:
             raise
-        fact = f"`{printable(user_path)}` cannot be replaced, since its folder takes no new file: {error.strerror}."
+        fact = f"`{printable(user_path)}` cannot be replaced: no file can be made in its folder ({error.strerror})."
+        if not os.path.lexists(target):
+            fact = f"`{printable(user_path)}` cannot be made in its folder ({error.strerror})."
         # Here it is the target and not the folder that does not allow it.
         if error.errno == errno.EBUSY:
             fact = f"`{printable(user_path)}` cannot be replaced: {error.strerror}."
@@ -327,7 +329,7 @@ def _errors_about_target(target: str, user_path: str) -> Iterator[None]:
             fix = _advice_to_write_into(user_path)
         else:
             fix = _advice_to_save_at_home(os.path.basename(target))
-        raise OSError(error.errno, f"{fact} {fix}\nNot replaced", user_path) from None
+        raise OSError(error.errno, f"{fact} {fix}\nNot written", user_path) from None
 
 
 def _remove_stale(folder: str, prefix: str) -> None:

@@ -270,16 +270,16 @@ class _ClassChange:
         fact = f"The file has fields of `{self.entry.name}` that `{self.cls.__qualname__}` does not have: {listed}."
         library = library_of(root_of(self.cls.__module__))
         if library is not None:
-            # The end of either text is the beginning of the sentence below: "say what became of them".
             fact += (
-                f" Another version of {library.name} wrote the file than is installed, {library.version}. Update:\n"
-                f"{update_command(library.name)}\nOr, if it is the newest, say"
+                f" The file was written with another version of {library.name} than {library.version}, which is "
+                f"installed. Update {library.name}, if there is a newer one:\n{update_command(library.name)}"
             )
-        else:
-            fact += " Say"
+        renamed: dict[str, str | None] = {f"{self.entry.name}.{name}": "new_name" for name in unknown}
         dropped: dict[str, str | None] = {f"{self.entry.name}.{name}": None for name in unknown}
         return StructureMismatchError(
-            f"{fact} what became of them, a new name, or None to drop them:\n"
+            f"{fact}\nIf a field was renamed, give `sharedtree.load` its new name:\n"
+            f"    renames={{{renames_as_code(self.renames, renamed)}}}\n"
+            "If it was removed, None drops its saved value:\n"
             f"    renames={{{renames_as_code(self.renames, dropped)}}}"
         )
 

@@ -128,7 +128,7 @@ class _Parser:
         if document["format"] > FORMAT:
             raise FormatError(
                 f"The file has version {document['format']} of the format, and this sharedtree reads up to {FORMAT}. "
-                f"It was written by {printable(str(document.get('library', 'a newer version'))[:80])}. Update:\n"
+                f"Its writer was {printable(str(document.get('library', 'a newer version'))[:80])}. Update:\n"
                 "    pip install --upgrade sharedtree"
             )
         _require_keys(document, "the manifest", {"format", "library", "types", "arrays", "nodes", "root"}, {"main"})

@@ -165,21 +165,21 @@ def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModul
             for i, value in enumerate(function.args):
                 if is_module(value):
                     parts = [f"f.args[{position}]" for position in range(len(function.args))]
-                    parts[i] = "sharedtree.untie({})"
+                    parts[i] = "sharedtree.copy({})"
                     parts += ["**f.keywords"] if function.keywords else []
                     code = f"f = functools.partial(f.func, {', '.join(parts)})"
                     yield _HeldModule(value, f"as argument {i} of a partial", code)
             # A keyword argument of the call replaces the one in the partial.
             for name, value in function.keywords.items():
                 if is_module(value) and name not in keywords:
-                    code = f"f = functools.partial(f, {name}=sharedtree.untie({{}}))"
+                    code = f"f = functools.partial(f, {name}=sharedtree.copy({{}}))"
                     yield _HeldModule(value, f"as `{name}` of a partial", code)
             num_args += len(function.args)
             keywords |= set(function.keywords)
             function = function.func
         elif isinstance(function, types.MethodType) or _is_equinox_method(function):
             if is_module(function.__self__):
-                code = f"f = sharedtree.untie({{}}).{function.__func__.__name__}"
+                code = f"f = sharedtree.copy({{}}).{function.__func__.__name__}"
                 yield _HeldModule(function.__self__, "as the object whose method it is", code)
             # The object of the method is its first argument.
             num_args += 1
@@ -191,7 +191,7 @@ def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModul
             function = function.__dict__.get("__wrapped__", function)
         elif is_module(function) and not hasattr(type(function), "__wrapped__"):
             # A callable module. The next layer is the `__call__` of its class, with the module as first argument.
-            yield _HeldModule(function, "as the object that is called", "f = sharedtree.untie({})")
+            yield _HeldModule(function, "as the object that is called", "f = sharedtree.copy({})")
             function = inspect.getattr_static(type(function), "__call__", function)
             num_args += 1
         else:
@@ -225,7 +225,7 @@ def _modules_in_closure_and_defaults(
             # The variable has no value yet.
             continue
         if is_module(value):
-            yield _HeldModule(value, f"as `{name}` in its closure", f"{name} = sharedtree.untie({{}})")
+            yield _HeldModule(value, f"as `{name}` in its closure", f"{name} = sharedtree.copy({{}})")
     # The defaults. Those of positional parameters belong to the last parameters, and are used if the call has fewer
     # arguments.
     defaults = function.__defaults__ or ()
@@ -235,7 +235,7 @@ def _modules_in_closure_and_defaults(
     for name, value in (default_of | (function.__kwdefaults__ or {})).items():
         if is_module(value) and name not in keywords:
             yield _HeldModule(
-                value, f"as the default of `{name}`", f"f = functools.partial(f, {name}=sharedtree.untie({{}}))"
+                value, f"as the default of `{name}`", f"f = functools.partial(f, {name}=sharedtree.copy({{}}))"
             )
 
 

@@ -23,6 +23,7 @@ from jax import tree_util as jtu
 
 from ...core._call_arguments import positions_of
 from ...core._errors import report_untied
+from ...core._printing import code_that_unties
 from ...core._sharing import pairs_of_one_shape
 from ...core._static_values import Static
 from ...core._structure import FlatDag, Path, edges
@@ -94,13 +95,12 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
     lost = [part for part in lost_arrays if len(part.arguments) == 1]
     lost += [part for cut in call.cuts for part in _arrays_lost_by_filter(cut)]
     if lost:
-        names_of_arguments = list(dict.fromkeys(name for part in lost for name in part.arguments))
-        arguments = ", ".join(names_of_arguments)
+        separate = [jtu.keystr(part.lost_path) for part in lost[:MAX_PATHS]]
         fix = (
             f"{gradient.advise_filter([part.obj for part in lost])}"
-            "Let `wrt` select the array at all of its paths or at none. If the missing term is meant, untie the paths "
+            "Let `wrt` select the array at all of its paths or at none. To leave the missing term out, untie the paths "
             "before the call:\n"
-            f"    {arguments} = sharedtree.untie({arguments if len(names_of_arguments) == 1 else f'({arguments})'})"
+            f"{code_that_unties(jtu.keystr(lost[0].differentiated_path), separate)}"
         )
         _warn(lost, fix, names, policy)
     # Arrays with the two paths in two arguments.

@@ -106,8 +106,10 @@ def forbid_in_place(policy: Policy, title: str) -> None:
     """
     if policy.in_place:
         raise ValueError(
-            f"`{title}` passes on what the function returns, not what it changes, so `in_place=True` could write "
-            "nothing back. Return the changed objects:\n"
+            f"`{title}` does not support `in_place=True`: it passes on what the function returns, not what "
+            "it changes.\n"
+            "Let the function return the objects that it changes, as `return result, model`, and switch `in_place` "
+            "off:\n"
             f"    inner = {in_code(title, 'in_place=False')}"
         )
 

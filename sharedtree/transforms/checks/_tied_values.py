@@ -21,7 +21,7 @@ from ...core._by_identity import IdentityDict
 from ...core._call_arguments import Arguments
 from ...core._errors import report_untied
 from ...core._pack_and_unpack import Rules, flat_dag_of
-from ...core._printing import listed
+from ...core._printing import code_that_unties, listed
 from ...core._structure import FlatDag, Path
 from ...ties._leaf_notes import is_one_around, is_tied_value
 from ...ties._policy_and_context import Policy
@@ -93,9 +93,9 @@ def _warn(
     name = jtu.keystr(root_path) or "result"
     paths = [name + jtu.keystr(path) for path in tied_paths]
     message = (
-        f"{listed(paths)} are one array, tied by `sharedtree.tie` or an outer transform. But `{transform}` treats "
-        f"arrays outside modules as separate values, so inside they are {len(paths)}, each with its own gradient and "
-        "updates."
+        f"{listed(paths)} are one array, tied by `sharedtree.tie` or an outer transform, but {len(paths)} arrays "
+        f"inside `{transform}`, each with its own gradient and updates. By default, it keeps ties of arrays in modules "
+        "only, not in lists and dicts."
     )
     lines: list[str] = []
     # The policy helps only if it makes the array one. An array whose only holders are tuples stays several. So flatten
@@ -111,6 +111,6 @@ def _warn(
         "Or pass a `Dag`, which keeps the tie under transforms of JAX, too:",
         f"    dag = sharedtree.Dag({name})      # `dag.tree` gives it back",
         "Or, if they are meant to be separate from here on, untie them:",
-        f"    {name} = sharedtree.untie({name})",
+        code_that_unties(paths[0], paths[1:]),
     ]
     report_untied(policy.on_untie, names.definition, message, "\n".join(lines), paths)

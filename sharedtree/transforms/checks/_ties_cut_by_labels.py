@@ -15,12 +15,16 @@ with the labels under which a path reaches it: a cut array has several visits.
 from jax import tree_util as jtu
 
 from ...core._errors import report_untied
+from ...core._printing import code_that_unties
 from ...core._structure import Path
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
 from .._grouping_leaves import modules_by_argument, outermost_modules
 from .._leaf_labels import SPLIT_WITH_WARNING, Outcomes, Visit
+
+_MAX_UNTIED = 8
+"""How many arrays the code of the fix unties."""
 
 
 def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) -> None:
@@ -47,10 +51,9 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     # The message names the paths of the first array, and the number of the others.
     lines = [f"    `{jtu.keystr(path)}`: {label}" for label, path in conflicts[0].items()]
     lines += [f"    … and {len(conflicts) - 1} more"] * (len(conflicts) > 1)
-    # A path begins with the name of the argument. The code of the fix unties all arguments with such an array.
-    arguments = list(dict.fromkeys(str(path[0]) for paths in conflicts for path in paths.values()))
-    names_of_arguments = ", ".join(arguments)
-    tree_code = names_of_arguments if len(arguments) == 1 else f"({names_of_arguments})"
+    # The array stays where the first label has it. A path begins with the name of the argument.
+    separate = [jtu.keystr(path) for paths in conflicts[:_MAX_UNTIED] for path in list(paths.values())[1:]]
+    texts = [jtu.keystr(path) for paths in conflicts for path in paths.values()]
     message = "\n".join(
         [
             f"`{transform}` treats one array differently at its paths, so that it becomes several arrays inside:",
@@ -60,9 +63,8 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     fix = (
         "Values are as in vanilla JAX, but an update would make the arrays differ. Treat all paths alike. If the "
         "arrays are meant to be separate, untie them before the call:\n"
-        f"    {names_of_arguments} = sharedtree.untie({tree_code})"
+        f"{code_that_unties(texts[0], separate)}"
     )
-    texts = [jtu.keystr(path) for paths in conflicts for path in paths.values()]
     report_untied(policy.on_untie, names.definition, message, fix, texts, verb="cut", count=len(conflicts))
 
 

@@ -115,9 +115,10 @@ def _fixes(ties: Sequence[Misfit], paths: Paths, *, is_of_ties: bool) -> list[st
         fixes.append(
             f"Give the model the tie of the state:\n    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
         )
+    start = "Or load" if fixes else "Correct the state, or load"
     return [
         *fixes,
-        "Or load the parts that fit, with a report of the others:\n"
+        f"{start} the parts that fit, with a report of the others:\n"
         "    model, report = sharedtree.load_state(model, state, strict=False)",
     ]
 
