@@ -141,12 +141,12 @@ RECIPES = {
     ),
     "a target that begins as the model": (
         lambda: frozen_target(net()),
-        "`state.target` began as `state.params`",
+        "`state.target` began as the same object as `state.params`",
         "target = sharedtree.copy(params)",
     ),
     "a target of a dict": (
         lambda: frozen_target(params()),
-        "`state.target` began as `state.params`",
+        "`state.target` began as the same object as `state.params`",
         "target = sharedtree.copy(params)",
     ),
     "schedule free": (
