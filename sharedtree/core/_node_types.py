@@ -979,6 +979,8 @@ class Library(NamedTuple):
         kind_in_files: class → how its instances are written. None leaves it to the registered functions.
         attributes: the rules for writing instances attribute by attribute.
         fault_of_aux: (class, auxiliary data) → the reason why no file may contain an instance with this data.
+        is_keyed_by_aux: class → True if its unflatten function makes a dict whose keys are the items of the auxiliary
+            data. A file must not choose many keys with the same hash.
         has_arbitrary_attributes: class → True if reading an attribute of an instance may return anything that a file
             put there.
         compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
@@ -1003,6 +1005,7 @@ class Library(NamedTuple):
     kind_in_files: Callable[[Any], ClassKind | None] = _no_answer
     attributes: AttributeRules = AttributeRules()
     fault_of_aux: Callable[[Any, Any], str | None] = _no_answer
+    is_keyed_by_aux: Callable[[Any], bool | None] = _no_answer
     has_arbitrary_attributes: Callable[[Any], bool | None] = _no_answer
     compared_by_parts: tuple[type, ...] = ()
     choices: tuple[type, ...] = ()
@@ -1143,6 +1146,11 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
         if fault is not None:
             return fault
     return None
+
+
+def is_keyed_by_aux(cls: Any) -> bool:
+    """Returns True if the unflatten function of a class makes a dict whose keys are the items of the auxiliary data."""
+    return any(library.is_keyed_by_aux(cls) for library in LIBRARIES)
 
 
 def is_choice(cls: Any) -> bool:
