@@ -13,7 +13,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ...core._class_attributes import ABSENT
+from ...core._class_attributes import ABSENT, is_instance
 from ...core._node_types import (
     PLAIN,
     ClassKind,
@@ -40,7 +40,7 @@ def is_rebuildable(cls: Any) -> bool:
 
 def kind_of(cls: Any) -> ClassKind | None:
     """Returns the kind of a class; None if it has none of the seven kinds, or the object is no class."""
-    if not isinstance(cls, type):
+    if not is_instance(cls, type):
         return None
     kind = _kinds.get(cls, ABSENT)
     # A class without a kind may have been registered since it was last looked up.
