@@ -707,11 +707,12 @@ def _build_registered(parts: Parts, node: Node) -> Any:
         else:
             obj = rebuild_registered(cls, aux, child_objects)
             flattened = jtu.default_registry.flatten_one_level(obj)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- the class's own code may raise anything
+        # `from None`, since its text may quote the file, and a traceback would show it as it is.
         raise StructureMismatchError(
             f"The unflatten function of `{cls.__qualname__}` raised {type(error).__name__} on what the file holds: "
             f"{printable(str(error)[:200])}. Load it with the version of the class that wrote it."
-        ) from error
+        ) from None
     # For other classes, only the unflatten function knows how many children it takes. It may drop the excess without an
     # error, for example by a `zip` of names and children. So the counts of the new instance are compared.
     counts = None if flattened is None else _count_parts(*flattened)
