@@ -66,6 +66,7 @@ from ._nodes import (
     Node,
     Operand,
     Parts,
+    are_sizes,
     child,
     children,
     require,
@@ -843,13 +844,18 @@ def _take_struct(obj: jax.ShapeDtypeStruct) -> Decomposition:
     """Takes a `ShapeDtypeStruct` apart. Its children are dtype and sharding.
 
     Raises:
-        RefusalError: if it has symbolic sizes, or describes a mutable reference.
+        RefusalError: if it has symbolic sizes or an impossible shape, or describes a mutable reference.
     """
     if not all(type(size) is int for size in obj.shape) or getattr(obj, "is_ref", False):
         raise RefusalError(
             "a `ShapeDtypeStruct` with unknown sizes, or of a mutable reference", "Give it sizes that are numbers."
         )
     sizes, weak = list(obj.shape), bool(obj.weak_type)
+    if not are_sizes(sizes):
+        raise RefusalError(
+            f"a `ShapeDtypeStruct` of the impossible shape {obj.shape}",
+            "Give it at most 64 sizes, whose product is below 2**63.",
+        )
     child_objects = obj.dtype, obj.sharding
     return Decomposition(
         child_objects, (".dtype", ".sharding"), lambda written: ["struct", sizes, written[0], weak, written[1]]
@@ -934,6 +940,8 @@ def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
         ids = [device.id for device in obj.devices.flat] if kind == "mesh" else []
         sizes, type_names = [int(size) for size in obj.axis_sizes], [axis_type.name for axis_type in obj.axis_types]
         count = len(sizes)
+        if not are_sizes(sizes):
+            raise RefusalError("a mesh of an impossible shape", "Give it fewer devices, and at most 64 axes.")
 
         # `["mesh", sizes, names, ids, names of axis types]`. A node `abstract_mesh` has no ids.
         def build(written: list[Any]) -> Node:

@@ -13,6 +13,7 @@ Words: an *atom* is a value that is written in place: `None`, a boolean, a strin
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -233,6 +234,16 @@ def require(condition: bool, reason: str) -> None:
     """Raises `ValueError` with the reason why a node cannot be built, unless the condition holds."""
     if not condition:
         raise ValueError(reason)
+
+
+def are_sizes(sizes: Any) -> bool:
+    """Returns True if a value is a list of sizes, such as the shape of an array: at most 64 whole numbers from 0 on.
+
+    Each and their product have at most 63 bits, as in NumPy.
+    """
+    if type(sizes) is not list or len(sizes) > 64 or not all(type(size) is int for size in sizes):
+        return False
+    return all(0 <= size < 2**63 for size in sizes) and math.prod(sizes) < 2**63
 
 
 def step_of(name: str) -> str:
