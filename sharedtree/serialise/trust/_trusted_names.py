@@ -282,7 +282,7 @@ class Trust:
         module, colon, qualname = text.partition(":")
         return MAIN + colon + qualname if module in (self._program, CHILD) else text
 
-    # ---- 2. The look-up, through `vars(module)`. Loading imports nothing ----
+    # ---- 2. The look-up, by `find` of `core/_class_attributes.py`. Loading imports nothing ----
 
     def _find(self, name: str) -> Any:
         """Returns the object of an allowed name, from modules that are imported already.

@@ -581,7 +581,7 @@ def _class_name(manifest: Manifest, node: Node) -> str:
     return manifest.types[node[1]].name.rpartition(":")[2]
 
 
-# --- instances of registered classes ----------------------------------------------------------------------------------
+# --- Registered classes: the only place where code of a trusted class rebuilds an instance ----------------------------
 
 
 def take_registered(obj: Any, type_index: int) -> Decomposition:
