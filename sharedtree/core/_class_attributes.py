@@ -1,7 +1,8 @@
 """Reads attributes of classes and modules without running code, and finds public names that lead to an object.
 
 Everything is read from `__dict__`: no metaclass, no descriptor and no `__getattr__` of a lazy module is called, and
-nothing is imported.
+nothing is imported. For the same reason `is_instance` takes the place of `isinstance`, which reads `obj.__class__`:
+`importlib.util.LazyLoader` makes modules that are executed when any attribute is read.
 
 A *name* is `module:qualname`: `equinox.nn:Linear`, `__main__:Model`, `pkg.mod:Outer.Inner`. It *leads to* an object if
 looking it up gives this very object. Objects are not believed when they state their own name: `jax.nn.relu` says that
@@ -11,6 +12,7 @@ several names that lead to an object, the public and short one is taken: `jax.nn
 The *home* of an object is the module that its `__module__` names.
 """
 
+import contextlib
 import dataclasses
 import sys
 import types
@@ -19,6 +21,11 @@ from typing import Any
 
 ABSENT: Any = object()
 """Returned by `inherited` for a name that no class has."""
+
+
+def is_instance(obj: Any, cls: type) -> bool:
+    """Returns True if an object is an instance of a class, by its type alone. Runs no code of the object."""
+    return issubclass(type(obj), cls)
 
 
 def inherited(cls: type, name: str) -> Any:
@@ -86,7 +93,7 @@ def own_attributes(obj: Any) -> dict[str, Any]:
 
 def namespace(module: Any) -> Mapping[str, Any]:
     """Returns the dictionary of a module, without running the code of a lazy module; an empty one for other objects."""
-    if not isinstance(module, types.ModuleType):
+    if not is_instance(module, types.ModuleType):
         return {}
     try:
         return object.__getattribute__(module, "__dict__")
@@ -194,10 +201,22 @@ def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
 def home_of(obj: Any) -> str:
     """Returns the home of an object: its `__module__`. Most instances get it from their class.
 
-    For the main program of a spawned process it is always `__main__`, and not `CHILD`.
+    For the main program of a spawned process it is always `__main__`, and not `CHILD`. A module has the home of its
+    class. Runs no `__getattr__` of a module, and no `__getattribute__` that was written in Python.
     """
-    home = getattr(obj, "__module__", None)
-    home = home if isinstance(home, str) else type(obj).__module__
+    home = None
+    if not is_instance(obj, types.ModuleType):
+        bases = type.__getattribute__(type(obj), "__mro__")
+        namespaces_of_bases = [type.__getattribute__(base, "__dict__") for base in bases]
+        reading = next(names["__getattribute__"] for names in namespaces_of_bases if "__getattribute__" in names)
+        # The functions in C are different for classes, methods and others. They find `__module__` in dictionaries.
+        if not is_instance(reading, types.FunctionType):
+            home = getattr(obj, "__module__", None)
+        else:
+            generic = type.__getattribute__ if is_instance(obj, type) else object.__getattribute__
+            with contextlib.suppress(AttributeError):
+                home = generic(obj, "__module__")
+    home = home if is_instance(home, str) else type(obj).__module__
     return MAIN if home == CHILD and sys.modules.get(CHILD) is sys.modules.get(MAIN) else home
 
 
@@ -208,11 +227,11 @@ def _look_up(name: str) -> Any:
     outermost, *inner_names = qualname.split(".")
     obj = namespace(sys.modules.get(module)).get(outermost, _MISSING)
     for inner_name in inner_names:
-        if not isinstance(obj, type):
+        if not is_instance(obj, type):
             return _MISSING
         obj = type.__getattribute__(obj, "__dict__").get(inner_name, _MISSING)
     # A static method stands in the dictionary of its class as a `staticmethod`, which holds the function.
-    return obj.__func__ if isinstance(obj, staticmethod) else obj
+    return obj.__func__ if is_instance(obj, staticmethod) else obj
 
 
 def candidate_namespaces(obj: Any) -> dict[str, Mapping[str, Any]]:

@@ -255,6 +255,20 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any,
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
+def is_in_registry(cls: type) -> bool:
+    """Returns True if JAX's registry has a class. Makes no instance, whose `__del__` would run. Not for `dict`.
+
+    JAX has no public function that tells this of a class, only one for an object.
+    """
+    try:
+        # No function of the class is called.
+        jtu.PyTreeDef.from_node_data_and_children(jtu.default_registry, (cls, None), [])
+    # "Could not find type", in JAX 0.10 to 0.12.
+    except RuntimeError:
+        return False
+    return True
+
+
 def registered_functions(cls: type) -> tuple[Any, Any]:
     """Returns (flatten function, unflatten function) of a registered class, with None for a function not known."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)

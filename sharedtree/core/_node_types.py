@@ -48,9 +48,9 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ._call_arguments import Arguments
-from ._class_attributes import built_in_base, dataclass_entries, dataclass_fields
+from ._class_attributes import dataclass_entries, dataclass_fields
 from ._errors import UnregisteredTypeError
-from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
+from ._jax_internals import TYPED_NUMBERS, is_in_registry, rebuild_registered, unflatten_of
 
 Convention = Literal["equinox", "jax", "variable"]
 """Which leaves of a module are traced.
@@ -396,20 +396,7 @@ def is_in_jax_registry(cls: type) -> bool:
     """Returns True if JAX takes instances of a class apart. Not to be asked about the classes in `PLAIN`."""
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
-    # NumPy warns if some of its scalars are made by a bare `__new__`. None of them is a node.
-    if issubclass(cls, np.generic):
-        return False
-    # JAX has no public function that tells this of a class, only one for an object. So an instance is made without
-    # `__init__`. JAX looks only at the class of the instance. The `__new__` is that of the nearest base written in C,
-    # such as `object`, because the class may have a `__new__` of its own.
-    built_in: Any = built_in_base(cls)
-    try:
-        blank = built_in.__new__(cls)
-    except TypeError:
-        # Only its own constructor, in C, can make instances of this class. The only classes of this kind that JAX takes
-        # apart are in `PLAIN`.
-        return False
-    return not jtu.all_leaves([blank])
+    return is_in_registry(cls)
 
 
 def _new_node_type(cls: type, obj: Any) -> NodeType | None:
@@ -981,6 +968,8 @@ class Library(NamedTuple):
         kind_in_files: class → how its instances are written. None leaves it to the registered functions.
         attributes: the rules for writing instances attribute by attribute.
         fault_of_aux: (class, auxiliary data) → the reason why no file may contain an instance with this data.
+        is_keyed_by_aux: class → True if its unflatten function makes a dict whose keys are the items of the auxiliary
+            data. A file must not choose many keys with the same hash.
         has_arbitrary_attributes: class → True if reading an attribute of an instance may return anything that a file
             put there.
         compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
@@ -1006,6 +995,7 @@ class Library(NamedTuple):
     kind_in_files: Callable[[Any], ClassKind | None] = _no_answer
     attributes: AttributeRules = AttributeRules()
     fault_of_aux: Callable[[Any, Any], str | None] = _no_answer
+    is_keyed_by_aux: Callable[[Any], bool | None] = _no_answer
     has_arbitrary_attributes: Callable[[Any], bool | None] = _no_answer
     compared_by_parts: tuple[type, ...] = ()
     choices: tuple[type, ...] = ()
@@ -1158,6 +1148,11 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
         if fault is not None:
             return fault
     return None
+
+
+def is_keyed_by_aux(cls: Any) -> bool:
+    """Returns True if the unflatten function of a class makes a dict whose keys are the items of the auxiliary data."""
+    return any(library.is_keyed_by_aux(cls) for library in LIBRARIES)
 
 
 def is_choice(cls: Any) -> bool:

@@ -12,7 +12,6 @@ noticed as long as no new structure is made.
 In this file an attribute is *inherited* if the class or a base class has it; see `core._class_attributes.inherited`.
 """
 
-import contextlib
 import dataclasses
 import functools
 import sys
@@ -185,14 +184,16 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 def kind_in_files(cls: Any) -> ClassKind | None:
     """Returns "dataclass" for a dataclass whose instances `object.__new__` makes. None for a subclass of `dict`, say.
 
-    An abstract dataclass counts, too: it has no instances, but a file may name it.
+    An abstract dataclass counts, too: it has no instances, but a file may name it. No instance is made to find out,
+    because a file may name classes that are refused later, and the `__del__` of an instance would run.
     """
-    # `object.__new__` raises if another `__new__` has to make the instance.
-    with contextlib.suppress(TypeError):
-        is_abstract = bool(getattr(cls, "__abstractmethods__", None))
-        if hasattr(cls, "__dataclass_fields__") and (is_abstract or type(object.__new__(cls)) is cls):
-            return "dataclass"
-    return None
+    if not hasattr(cls, "__dataclass_fields__"):
+        return None
+    # `object.__new__` raises if a `__new__` in C, of `dict` for example, has to make the instance. It does not matter
+    # if a class in between has a `__new__` in Python.
+    functions = [base.__dict__.get("__new__") for base in cls.__mro__]
+    first_in_c = next(function for function in functions if type(function) is types.BuiltinFunctionType)
+    return "dataclass" if first_in_c is object.__dict__["__new__"] else None
 
 
 DATACLASSES = Library(

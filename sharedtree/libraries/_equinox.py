@@ -203,6 +203,11 @@ def kind_in_files(cls: Any) -> ClassKind | None:
     return "module" if issubclass(cls, eqx.Module) else None
 
 
+def is_keyed_by_aux(cls: Any) -> bool:
+    """Returns True for `equinox.nn.State`: its auxiliary data is its keys."""
+    return cls is eqx.nn.State
+
+
 EQUINOX = Library(
     "Equinox",
     node_type_of,
@@ -212,6 +217,7 @@ EQUINOX = Library(
     role_of=role_of,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
+    is_keyed_by_aux=is_keyed_by_aux,
     # The `==` of modules lets JAX flatten both, which visits a shared object once for each path.
     compared_by_parts=(eqx.Module,),
     choices=(eqx.Enumeration,),

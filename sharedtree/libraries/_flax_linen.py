@@ -100,9 +100,15 @@ def refuse_in_flax_files(cls: type, refuse: Callable[[Any], Any]) -> bool:
     return True
 
 
+def is_keyed_by_aux(cls: Any) -> bool:
+    """Returns True for `FrozenDict`: its auxiliary data is its keys."""
+    return cls is loaded("flax.core", "FrozenDict")
+
+
 FLAX = Library(
     "Flax",
     role_of=role_of,
+    is_keyed_by_aux=is_keyed_by_aux,
     names=NamesInFiles(
         "flax",
         instances="""

@@ -380,6 +380,11 @@ def _require_savable(cls: type, attributes: dict[str, Any], naming: Naming) -> N
         )
 
 
+def is_keyed_by_aux(cls: Any) -> bool:
+    """Returns True for `nnx.State` and its subclasses: their auxiliary data is their keys."""
+    return issubclass(cls, loaded("flax.nnx", "State") or ())
+
+
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
     """Returns a fault of the auxiliary data of a variable or an `nnx.State` in a file, in words. None without a fault.
 
@@ -477,6 +482,7 @@ NNX = Library(
     kind_in_files=kind_in_files,
     attributes=_NnxRules(),
     fault_of_aux=fault_of_aux,
+    is_keyed_by_aux=is_keyed_by_aux,
     has_arbitrary_attributes=has_arbitrary_attributes,
     names=_NAMES,
 )

@@ -9,6 +9,8 @@ This room turns trees into files, and anyone's files into trees. It calls nothin
     container/                  bytes, manifest and digests ⇄ one safetensors file
     orbax.py, _export.py        the same trees in Orbax checkpoints and exported programs
 
+Texts of a file are made printable in `core/_printing.py`; `SharedTreeError` does it for every message.
+
 Here `load`, `save` and `trust` are the functions. They hide the modules and the folder of these names.
 """
 

@@ -415,3 +415,78 @@ def test_pairs_of_one_hash_are_no_harm(monkeypatch):
     monkeypatch.setattr(_nodes, "MAX_COLLISIONS", 10)
     tree = [frozenset({-1, -2, i}) for i in range(1_000)]  # the first two have one hash
     assert st.from_bytes(st.to_bytes(tree)) == tree
+
+
+def colliding(count):
+    """Atoms of different numbers with one hash."""
+    return [["int", f"{k * (2**61 - 1):x}"] for k in range(1, count + 1)]
+
+
+def mesh_with_many_ids(count):
+    return file_of([["mesh", [count], ["x"], colliding(count), ["Auto"]]])
+
+
+def instance_with_many_keys(name, count):
+    nodes = [["tuple", colliding(count)], ["registered", 0, 0, [None] * count, [f"[{i}]" for i in range(count)]]]
+    return file_of(nodes, types=[{"name": name, "kind": "registered"}])
+
+
+def state_with_many_keys(count):
+    return instance_with_many_keys("equinox.nn:State", count)
+
+
+def frozen_dict_with_many_keys(count):
+    pytest.importorskip("flax.core")
+    return instance_with_many_keys("flax.core:FrozenDict", count)
+
+
+def nnx_state_with_many_keys(count):
+    pytest.importorskip("flax.nnx")
+    return instance_with_many_keys("flax.nnx:State", count)
+
+
+def frozen_dict_with_a_range_of_keys(count):
+    """A `range` is short in a file, however many keys it has."""
+    pytest.importorskip("flax.core")
+    numbers = [["int", f"{k * (2**61 - 1):x}"] for k in (1, count + 1, 1)]
+    nodes = [["range", *numbers], ["registered", 0, 0, [None] * count, [f"[{i}]" for i in range(count)]]]
+    return file_of(nodes, types=[{"name": "flax.core:FrozenDict", "kind": "registered"}])
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        mesh_with_many_ids,
+        state_with_many_keys,
+        frozen_dict_with_many_keys,
+        frozen_dict_with_a_range_of_keys,
+        nnx_state_with_many_keys,
+    ],
+)
+def test_keys_of_one_hash_are_bounded_in_what_is_no_mapping(file):
+    with contextlib.suppress(st.errors.StructureMismatchError):  # too few devices
+        st.from_bytes(file(100), trusted="flax")
+    with pytest.raises(st.errors.FormatError, match="more than 100 keys have one hash"):
+        st.from_bytes(file(101), trusted="flax")
+
+
+@pytest.mark.parametrize(("module", "make"), [("flax.core", "freeze"), ("flax.nnx", "State")])
+def test_such_keys_are_not_written_either(module, make):
+    make = getattr(pytest.importorskip(module), make)
+
+    def keys(count):
+        return dict.fromkeys([k * (2**61 - 1) for k in range(1, count + 1)], 1)
+
+    assert dict(st.from_bytes(st.to_bytes(make(keys(100))), trusted="flax")) == keys(100)
+    with pytest.raises(st.errors.UnserialisableError, match="in which too many keys have one hash"):
+        st.to_bytes(make(keys(101)))
+
+
+def a_long_tuple_that_is_held_often(n):
+    return (file_of([["tuple", [True] * n], ["list", [0] * n]]),)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_long_tuple_that_is_shown_often_is_not_listed_each_time():
+    for name in ("inspect", "show"):
+        assert_linear(ENTRY_POINTS[name], a_long_tuple_that_is_held_often, 200)

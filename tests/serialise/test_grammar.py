@@ -497,3 +497,42 @@ def test_the_table_of_kinds_is_that_of_the_page():
         assert len(operands) == len(NODE_KINDS[kind]), kind
         for operand, place in zip(operands, NODE_KINDS[kind], strict=True):
             assert place in what_the_page_asks_for(operand), (kind, operand, place)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["struct", [2**62, 2**62], ["dtype", "float32"], False, None],
+        ["struct", [2] * 63, ["dtype", "float32"], False, None],
+        ["abstract_mesh", [2**62, 2**62], ["a", "b"], ["Auto", "Auto"]],
+    ],
+)
+def test_impossible_shapes(node):
+    for operation in (st.from_bytes, st.inspect, st.audit):
+        with pytest.raises(st.errors.FormatError, match=r"operand 1 .* \(sizes\)"):
+            operation(file_of([node]))
+
+
+def test_impossible_shapes_are_not_written():
+    mesh = jax.sharding.AbstractMesh((2**62, 2**62), ("a", "b"))
+    structs = [jax.ShapeDtypeStruct(shape, np.float32) for shape in [(2**63,), (2**62, 2**62), (1,) * 65]]
+    for value in (mesh, *structs):
+        with pytest.raises(st.errors.UnserialisableError, match="impossible shape"):
+            st.to_bytes([value])
+    possible = jax.ShapeDtypeStruct((2**62, 1, 0), np.float32)
+    assert st.from_bytes(st.to_bytes([possible])) == [possible]
+
+
+@pytest.mark.parametrize(("number", "told"), [(2, "2"), (7, "7"), (-1, "-1"), (2**200, "a number that is too large")])
+def test_references_to_no_earlier_node(number, told):
+    for node, place in (
+        (["list", ["a", number]], 1),
+        (["defaultdict", number, [], []], 1),
+        (["slice", 0, 0, number], 3),
+    ):
+        data = file_of([["list", []], ["list", []], node, ["list", [2]]])
+        words = f"operand {place} of node 2, a `{node[0]}`, refers to node {told}, which is no earlier node"
+        with pytest.raises(st.errors.FormatError, match=words):
+            st.inspect(data)
+    with pytest.raises(st.errors.FormatError, match="`root` refers to a node that is not there"):
+        st.inspect(file_of([["list", []]], root=number))

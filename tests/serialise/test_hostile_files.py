@@ -5,6 +5,7 @@ file may not make it do.
 """
 
 import collections
+import dataclasses
 import itertools
 import json
 import os
@@ -368,3 +369,42 @@ def test_a_missing_field_in_a_template():
     draft.manifest["nodes"][0][2].pop()
     case = Case(draft.file(with_digests=True), Good(tree, b""), ())
     assert judge(case, lambda data: load(data, like=tree), gives_model=False)[1] is None
+
+
+class Quoting:
+    """A registered class whose unflatten function quotes what it gets."""
+
+
+def quote(aux, _):
+    raise ValueError(f"no {aux}")
+
+
+jax.tree_util.register_pytree_node(Quoting, lambda _: ((), None), quote)
+
+
+@dataclasses.dataclass
+class Migrating:
+    name: str = ""
+
+    __sharedtree_version__ = 2
+
+    @staticmethod
+    def __sharedtree_migrate__(fields, version):
+        raise ValueError(f"no {fields['name']}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"),
+    [
+        ({"name": f"{__name__}:Quoting", "kind": "registered"}, [["registered", 0, "\x1b[2J", [], []]]),
+        (
+            {"name": f"{__name__}:Migrating", "kind": "dataclass", "fields": ["name"], "version": 1},
+            [["object", 0, ["\x1b[2J"]]],
+        ),
+    ],
+)
+def test_a_text_that_a_class_quotes_is_printable_in_the_traceback(kind, nodes):
+    data = file_of(nodes, types=[kind])
+    with pytest.raises(st.errors.StructureMismatchError, match=r"raised ValueError .*no \\x1b\[2J") as raised:
+        st.from_bytes(data, trusted=[Quoting, Migrating])
+    assert "\x1b" not in "".join(traceback.format_exception(raised.value))

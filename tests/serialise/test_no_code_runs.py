@@ -1,5 +1,6 @@
 """Loading runs nothing by the word of a file, whatever the file makes of the classes that it may name."""
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -319,3 +320,32 @@ def test_a_bound_method_is_still_what_it_was():
         back = st.from_bytes(st.to_bytes(original), trusted=Quiet)
         assert type(back) is type(original)
         assert back() == 6
+
+
+freed: list[str] = []
+
+
+class WithFinaliser:
+    def __del__(self) -> None:
+        freed.append(type(self).__name__)
+
+
+@dataclasses.dataclass
+class DataclassWithFinaliser:
+    x: int = 0
+
+    def __del__(self) -> None:
+        freed.append(type(self).__name__)
+
+
+@pytest.mark.parametrize("cls", [WithFinaliser, DataclassWithFinaliser])
+def test_no_instance_is_made_of_a_class_that_is_refused(cls, monkeypatch):
+    """A blank one would run its `__del__`. Files may name all classes in modules of known libraries."""
+    monkeypatch.setitem(vars(eqx), "Held", cls)
+    for use in ({"kind": "registered"}, {"kind": "module", "fields": []}, {"kind": "dataclass", "fields": []}):
+        data = file_of([["tuple", [["class", "equinox:Held"]]]], types=[{"name": "equinox:Held", **use}])
+        for trusted in ((), "equinox"):
+            with pytest.raises(st.errors.UntrustedTypeError):
+                st.from_bytes(data, trusted=trusted)
+            assert not st.audit(data, trusted=trusted).requests[0].allowed
+    assert not freed

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import tomllib
+import types
 
 import pytest
 
@@ -15,7 +16,7 @@ import sharedtree as st
 from sharedtree.core import _current_directory
 from tests.processes import HANGS, program
 
-from .containers import written
+from .containers import file_of, written
 
 ROOT = pathlib.Path(st.__file__).parents[1]
 
@@ -151,3 +152,95 @@ def test_when_the_current_directory_is_left_out(monkeypatch, argv, orig_argv, is
         before = list(sys.path)
         importlib.reload(_current_directory)
         assert sys.path == before[is_dropped:], orig_argv
+
+
+@pytest.fixture
+def lazy(tmp_path, monkeypatch):
+    """A lazy module, a package, that is in `sys.modules` and held by two others under names of classes."""
+    (tmp_path / "lazy_package").mkdir()
+    (tmp_path / "lazy_package" / "__init__.py").write_text("ran = True")
+    (tmp_path / "lazy_package" / "part.py").write_text("raise RuntimeError('ran')")
+    (tmp_path / "lazy_package" / "folder").mkdir()
+    folder = [str(tmp_path / "lazy_package")]
+    spec = importlib.util.spec_from_file_location(
+        "lazy_package", tmp_path / "lazy_package" / "__init__.py", submodule_search_locations=folder
+    )
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "lazy_package", module)
+    for name in ("my_package", "another"):
+        holder = types.ModuleType(name)
+        holder.__dict__.update(Held=module, answers=AnswersAll())
+        monkeypatch.setitem(sys.modules, name, holder)
+    return module
+
+
+class AnswersAll:
+    """An object that runs code for each attribute, as the proxies of some libraries do."""
+
+    def __getattribute__(self, name):
+        pytest.fail(f"was asked for {name}")
+
+    def __call__(self):
+        pytest.fail("was called")
+
+
+def namings(name):
+    """Files that name something, in each place where a file has names."""
+    for use in ("class", "function"):
+        yield file_of([["tuple", [[use, name]]]])
+    for kind in ("registered", "enum"):
+        yield file_of([["tuple", []]], types=[{"name": name, "kind": kind}])
+    yield file_of([["tuple", []]], types=[{"name": name, "kind": "module", "fields": []}])
+
+
+@pytest.mark.parametrize("trusted", [(), "my_package", "lazy_package"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my_package:Held",
+        "my_package:Held.part",
+        "my_package:answers",
+        "my_package:nothing",
+        "__main__:Held",
+        "__main__:Held.part",
+        "__main__:answers",
+        "lazy_package:Class",
+        "lazy_package.part:Class",
+        "lazy_package.folder:Class",
+        "lazy_package.gone:Class",
+    ],
+)
+def test_no_lazy_module_is_loaded(lazy, name, trusted):
+    before = set(sys.modules)
+    for data in namings(name):
+        with pytest.raises(st.SharedTreeError):
+            pytest.fail(repr(st.from_bytes(data, trusted=trusted)))
+        str(st.audit(data, trusted=trusted))
+    assert object.__getattribute__(lazy, "__class__") is not types.ModuleType
+    assert "ran" not in object.__getattribute__(lazy, "__dict__")
+    assert set(sys.modules) == before
+
+
+class AsksOnlyForTrusted:
+    """A finder of a program, which must not see the texts of a file that nobody trusts."""
+
+    def __init__(self):
+        self.asked = []
+
+    def find_spec(self, name, path=None, target=None):
+        self.asked.append(name)
+
+
+def test_finders_see_no_text_of_a_file(monkeypatch):
+    finder = AsksOnlyForTrusted()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    for name in ("nowhere.deep:Class", "nowhere:Class", "equinox.nowhere:Class", "json.nowhere:Class"):
+        for data in namings(name):
+            with pytest.raises(st.SharedTreeError):
+                st.from_bytes(data)
+            str(st.audit(data))
+    assert not [name for name in finder.asked if "nowhere" in name]
+    with pytest.raises(st.errors.UntrustedTypeError, match="import nowhere\n"):
+        st.from_bytes(next(namings("nowhere:Class")))

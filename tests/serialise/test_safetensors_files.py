@@ -20,7 +20,7 @@ import safetensors.numpy
 import sharedtree as st
 from tests.processes import program
 
-from .containers import Counting, entry, is_of_jax
+from .containers import START, Counting, entry, is_of_jax
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,
@@ -329,3 +329,16 @@ def test_damaged_headers_agree_with_safetensors(seed):
     for name, tensor in expected:
         assert np.asarray(found[name]).tobytes() == bytes(tensor["data"])
         assert list(found[name].shape) == tensor["shape"]
+
+
+def test_a_damaged_file_of_ours_is_not_that_of_another_program():
+    """Each flipped bit of the fixed beginning is an error: as a foreign file it would be loaded without its digests."""
+    data = st.to_bytes({"w": np.arange(16, dtype=np.float32)})
+    for bit in range(8 * 8, 8 * (8 + len(START) + 8)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)):
+            pytest.fail(repr(load(bytes(damaged))))
+    damaged = data.replace(b"sharedtree.header", b"sharedtree.heeder")
+    with pytest.raises(st.errors.FormatError, match="not a valid sharedtree file: its metadata has digests"):
+        load(damaged)

@@ -182,6 +182,17 @@ def test_what_is_none(data):
         pytest.fail(repr(st.from_bytes(data)))
 
 
+@pytest.mark.parametrize("name", ["collections:OrderedDict", "collections:defaultdict", "jax.tree_util:Partial"])
+def test_values_with_nodes_of_their_own_are_not_rebuilt_as_registered(name):
+    """JAX's unflatten functions for these check nothing: any callable would be a factory."""
+    type_ = {"name": name, "kind": "registered"}
+    nodes = [["tuple", ["a"]], ["tuple", [["function", "jax.nn:relu"], 0]]]
+    aux = 1 if name.endswith("defaultdict") else 0
+    data = file_of([*nodes, ["registered", 0, aux, [None], ["[0]"]]], types=[type_])
+    with pytest.raises(st.errors.StructureMismatchError if "Partial" not in name else st.SharedTreeError):
+        pytest.fail(repr(st.from_bytes(data, trusted=[jax.tree_util.Partial])))
+
+
 # Libraries that are imported here first may use what JAX has deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_each_listed_name_is_there_or_was_not_added_yet():

@@ -45,7 +45,7 @@ ITEM_SIZES = {dtype: bits // 8 for dtype, bits in _BITS.items()}
 BITS = _BITS | _OTHER_BITS
 """Bits of an element, for each dtype that other programs may use."""
 
-# ---- Constants of the format ----
+# ---- Constants of the format: a header has at most 100 MB ----
 
 # The data begins at a multiple of so many bytes, and so does each tensor whose size is a multiple of it.
 ALIGNMENT = 64
@@ -63,6 +63,8 @@ START = b'{"__metadata__":{"sharedtree.header":"'
 # Where the header's own digest is, and where those of the data begin, counted from the beginning of the file.
 _CRC_AT = _LENGTH_BYTES + len(START)
 _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
+# The keys of the digests in the metadata of each file of ours: that of the header, and those of the data.
+_KEYS_OF_DIGESTS = frozenset({"sharedtree.header", "sharedtree.digests"})
 # NumPy's limit for the number of axes. A dtype that is stored as raw bytes adds an axis to the stored shape.
 _MAX_RANK = 64
 # So many characters of a name are printed. A hostile file may have a name of 100 MB.
@@ -225,7 +227,8 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
 
     Args:
         source: the bytes of the file.
-        foreign: True if another program wrote the file. Then its tensors may be in any order and of unknown dtypes.
+        foreign: True if another program wrote the file. Then its tensors may be in any order and of unknown dtypes. A
+            file whose metadata has digests of ours is never foreign.
 
     Raises:
         FormatError: if the file is malformed, is no safetensors file, or, unless `foreign`, is not one of ours.
@@ -235,6 +238,14 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
         raw = bytes(source.read(0, _LENGTH_BYTES + _read_header_length(source, foreign)))
         _require_digest(source.label, raw)
         entries, metadata = _parse_header(raw[_LENGTH_BYTES:])
+        # A file of ours that was damaged in its fixed beginning looks foreign. It must not be loaded as such, without a
+        # check of its digests.
+        if foreign and not _KEYS_OF_DIGESTS.isdisjoint(metadata):
+            foreign = False
+            raise UnsoundError(
+                "its metadata has digests of a sharedtree file, and its header does not begin as sharedtree writes it. "
+                "It is damaged, or another program rewrote it"
+            )
         if not foreign:
             _require_ours(source.label, raw, metadata)
         tensors = tuple(_checked_tensors(entries, foreign))

@@ -402,7 +402,9 @@ def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], in
         yield neighbours, neighbours[0].start, neighbours[-1].stop
 
 
-# ---- Memory at multiples of 64 bytes, so that `jax.device_put` need not copy it on a CPU ----
+# ---- Memory: no more than the file's size is allocated ----
+
+# It begins at a multiple of 64 bytes, so that `jax.device_put` need not copy it on a CPU.
 
 
 def aligned_memory(nbytes: int) -> Bytes:

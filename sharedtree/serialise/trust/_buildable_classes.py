@@ -11,8 +11,17 @@ import enum
 import weakref
 from typing import Any
 
-from ...core._class_attributes import ABSENT
-from ...core._node_types import ClassKind, is_in_jax_registry, is_namedtuple, library_in_files, node_types_by_class
+from jax import tree_util as jtu
+
+from ...core._class_attributes import ABSENT, is_instance
+from ...core._node_types import (
+    PLAIN,
+    ClassKind,
+    is_in_jax_registry,
+    is_namedtuple,
+    library_in_files,
+    node_types_by_class,
+)
 
 FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
 """Kinds that are rebuilt field by field or attribute by attribute.
@@ -31,7 +40,7 @@ def is_rebuildable(cls: Any) -> bool:
 
 def kind_of(cls: Any) -> ClassKind | None:
     """Returns the kind of a class; None if it has none of the seven kinds, or the object is no class."""
-    if not isinstance(cls, type):
+    if not is_instance(cls, type):
         return None
     kind = _kinds.get(cls, ABSENT)
     # A class without a kind may have been registered since it was last looked up.
@@ -54,6 +63,7 @@ def _find_kind(cls: Any) -> ClassKind | None:
     if library_and_kind is not None:
         _, kind = library_and_kind
         return kind
-    # Built-in classes do not count as registered: files have nodes of other kinds for their instances.
-    is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
+    # Classes for whose instances files have nodes of their own kinds do not count as registered, though JAX has them in
+    # its registry. A file could use JAX's unflatten functions for these to get round the checks of such a node.
+    is_plain = cls in PLAIN or cls in (set, frozenset, object, type, jtu.Partial)
     return "registered" if not is_plain and (cls in node_types_by_class or is_in_jax_registry(cls)) else None

@@ -31,6 +31,7 @@ from ...core._class_attributes import (
     find as find,
     home_of as home_of,
     is_inside as is_inside,
+    is_instance as is_instance,
     is_well_formed as is_well_formed,
     leads_to as leads_to,
     namespace,
@@ -175,16 +176,22 @@ def _is_path_of(origin: Any, script: str) -> bool:
     return type(origin) is str and os.path.realpath(origin) == os.path.realpath(script)
 
 
-# ---- Loading imports nothing, so errors say which module the user has to import ----
+# ---- Advice on what to import ----
 
 
-def module_to_import(module: str) -> str | None:
+def module_to_import(module: str, *, is_allowed: bool = True) -> str | None:
     """Returns the module that the user has to import before names of `module` can be looked up.
 
     That is the public beginning of its name: `flax.nnx.nn` for `flax.nnx.nn._linear`. If that is imported already, it
     is `module` itself. None if `module` is imported, or if it is of a known library whose public beginning is.
 
-    Nothing is imported to find out.
+    Nothing is imported to find out. Parts below a loaded package are looked for in its folders, by Python's own finder,
+    without asking the finders of the program or reading an attribute of the package, which may be lazy.
+
+    Args:
+        module: name of the module.
+        is_allowed: True if its top-level package is on the allow-list. Only then the finders of the program are asked
+            for that package. Otherwise the package is taken to exist.
 
     Raises:
         LookupError: if the module does not exist. Its text is the reason.
@@ -202,14 +209,44 @@ def module_to_import(module: str) -> str | None:
     # this looks for the longest beginning of the name that is imported, and one part more.
     num_loaded = next(i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in sys.modules)
     missing = ".".join(parts[: num_loaded + 1])
-    try:
-        is_installed = importlib.util.find_spec(missing) is not None
-    # Users can install finders, which may raise anything. If the part above is no package, Python raises `ImportError`.
-    except Exception:  # noqa: BLE001
-        is_installed = False
+    is_installed = _is_in_loaded_package(missing) if num_loaded else not is_allowed or _is_installed(missing)
     if not is_installed:
         raise LookupError(f"there is no module `{missing}`" if num_loaded else f"`{missing}` is not installed")
     return target
+
+
+def _is_installed(package: str) -> bool:
+    """Returns True if a top-level package, which is not loaded, can be imported. Asks all finders of the program."""
+    # Users can install finders, which may raise anything.
+    try:
+        return importlib.util.find_spec(package) is not None
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def _is_in_loaded_package(module: str) -> bool:
+    """Returns True if a module, which is not loaded, is in a folder of the loaded package above it.
+
+    True also if the package lies in a zip archive, where nothing is looked for.
+    """
+    # `importlib.util.find_spec` would read the `__path__` of the package by `getattr`.
+    folders: Any = namespace(sys.modules.get(module.rpartition(".")[0])).get("__path__", ())
+    for folder in folders:
+        if not os.path.isdir(folder):
+            return True
+        # A finder of our own, so that no finder of the program is asked. It has the same kinds of files as Python's.
+        # For a folder without an `__init__`, it returns a spec without a loader.
+        if importlib.machinery.FileFinder(folder, *_KINDS_OF_FILES).find_spec(module) is not None:
+            return True
+    return False
+
+
+_KINDS_OF_FILES: Any = (
+    (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+    (importlib.machinery.SourceFileLoader, importlib.machinery.SOURCE_SUFFIXES),
+    (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
+)
+"""The loaders of Python, with the suffixes of their files."""
 
 
 def is_in_site_packages(package: str) -> bool:

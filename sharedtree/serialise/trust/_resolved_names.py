@@ -303,7 +303,7 @@ def _error_for_refused(
     return UntrustedTypeError("\n".join(lines), first_paths, names)
 
 
-# ---- Loading imports nothing: the lines that say what to import ----
+# ---- Advice on what to import ----
 
 
 def import_advice(modules: Iterable[str]) -> list[str]:
@@ -330,12 +330,12 @@ def _import_lines(modules: Iterable[str]) -> list[str]:
 
 
 def _module_to_import(module: str) -> str:
-    """Returns the module that the user has to import for names of a module.
+    """Returns the module that the user has to import for names of a module. The names may be refused.
 
-    Empty if it is imported already, or the module does not exist.
+    Empty if it is imported already, or if the loaded package above it does not have it.
     """
     try:
-        return module_to_import(module) or ""
+        return module_to_import(module, is_allowed=False) or ""
     except LookupError:
         return ""
 

@@ -46,6 +46,7 @@ from ._public_names import (
     find,
     home_of,
     is_inside,
+    is_instance,
     is_well_formed,
     leads_to,
     module_to_import,
@@ -281,7 +282,7 @@ class Trust:
         module, colon, qualname = text.partition(":")
         return MAIN + colon + qualname if module in (self._program, CHILD) else text
 
-    # ---- 2. The look-up, through `vars(module)`. Loading imports nothing ----
+    # ---- 2. The look-up, by `find` of `core/_class_attributes.py`. Loading imports nothing ----
 
     def _find(self, name: str) -> Any:
         """Returns the object of an allowed name, from modules that are imported already.
@@ -340,7 +341,7 @@ class Trust:
         # The same object, as a class, for the type checker.
         cls: Any = obj
         is_listed = kind == "function" and name in FUNCTIONS
-        if kind == "class" and not isinstance(obj, type):
+        if kind == "class" and not is_instance(obj, type):
             return "it is not a class"
         # What the user passed as an object is trusted without further questions.
         if name in self._objects:
@@ -353,7 +354,7 @@ class Trust:
         # From here on, the text of the name was allowed because of the package it is in, or the class it is in.
         if kind == "class" and not is_rebuildable(cls) and not is_choice(cls):
             return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
-        if kind == "function" and isinstance(obj, type):
+        if kind == "function" and is_instance(obj, type):
             return "it is a class, not a function"
         # In a trusted package: only what is defined in it, or `from os import system` would bring in `os.system`.
         home, package = home_of(obj), self._package_of(name.partition(":")[0])
@@ -388,7 +389,7 @@ class Trust:
                 break
         if function is None:
             return ""
-        function = function.__func__ if isinstance(function, classmethod) else function
+        function = function.__func__ if is_instance(function, classmethod) else function
         # 2. The class.
         if kind_of(owner) is None:
             return "its class has no instances that can be rebuilt"
@@ -436,7 +437,7 @@ def _is_public(method: str) -> bool:
 
 def _former_names_of(obj: Any) -> tuple[str, ...]:
     """Returns the former names of a class; `()` for other objects. No code of its metaclass runs."""
-    names = type.__getattribute__(obj, "__dict__").get("__sharedtree_names__", ()) if isinstance(obj, type) else ()
+    names = type.__getattribute__(obj, "__dict__").get("__sharedtree_names__", ()) if is_instance(obj, type) else ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 

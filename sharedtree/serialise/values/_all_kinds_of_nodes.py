@@ -32,6 +32,7 @@ Members with the same digest, such as two objects without parts, keep their orde
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -226,7 +227,8 @@ def inline_text(manifest: Manifest, node: Node) -> str | None:
     inline = KINDS[node[0]].inline
     if inline is None or callable(inline):
         return inline and inline(manifest, node)
-    children = list(children_of(node))
+    # No more are listed than are needed, because a file may refer to one node with many children any number of times.
+    children = list(itertools.islice(children_of(node), _MAX_INLINE + 1))
     if len(children) > _MAX_INLINE or any(type(child) is int for child in children):
         return None
     # As Python prints them: an empty frozenset is `frozenset()`, and a tuple of one item has a comma, `(1,)`.

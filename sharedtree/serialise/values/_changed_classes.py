@@ -335,10 +335,11 @@ class _ClassChange:
         held_back = {name: fields.pop(name) for name in rules.own_entries if name in fields}
         try:
             migrated: dict[Any, Any] = dict(migrate(dict(fields), version))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- a hook may raise anything
+            # `from None`, since its text may quote the file, and a traceback would show it as it is.
             raise StructureMismatchError(
                 f"{hook} raised {type(error).__name__} on the fields of version {version}: {printable(str(error))}"
-            ) from error
+            ) from None
         declared = next((name for name, value in migrated.items() if isinstance(value, dataclasses.Field)), None)
         if declared is not None:
             raise StructureMismatchError(

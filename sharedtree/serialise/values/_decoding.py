@@ -1,8 +1,9 @@
 """Decodes a manifest and arrays as a DAG: resolves names, selects arrays, and builds nodes from first to last.
 
 Children stand before their parents in a manifest, so one pass builds everything, and nothing recurses. Of trusted
-classes, flatten and unflatten functions, hooks and default factories are called, and `__hash__` of keys. Nothing else
-that a file names is called. `load` and `orbax.restore` read bytes in different ways and share everything else: `Plan`.
+classes, flatten and unflatten functions, hooks and default factories are called; `__hash__` and `__eq__` of keys and of
+auxiliary data; and `__lt__` of keys. Nothing else that a file names is called. `load` and `orbax.restore` read bytes in
+different ways and share everything else: `Plan`.
 
 Words:
 

@@ -25,8 +25,10 @@ contains a single device.
 """
 
 import collections
+import contextlib
 import enum
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -45,7 +47,7 @@ from ...core._class_attributes import is_protocol_name
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
-from ...core._node_types import RefusalError, fault_of_aux, node_type_of, node_types_by_class
+from ...core._node_types import RefusalError, fault_of_aux, is_keyed_by_aux, node_type_of, node_types_by_class
 from ...core._printing import printable
 from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry, key_dtype, key_implementation
@@ -64,9 +66,11 @@ from ._nodes import (
     Node,
     Operand,
     Parts,
+    are_sizes,
     child,
     children,
     require,
+    require_few_collisions,
     step_of,
 )
 
@@ -577,7 +581,7 @@ def _class_name(manifest: Manifest, node: Node) -> str:
     return manifest.types[node[1]].name.rpartition(":")[2]
 
 
-# --- instances of registered classes ----------------------------------------------------------------------------------
+# --- Registered classes: the only place where code of a trusted class rebuilds an instance ----------------------------
 
 
 def take_registered(obj: Any, type_index: int) -> Decomposition:
@@ -615,6 +619,14 @@ def take_registered(obj: Any, type_index: int) -> Decomposition:
         raise RefusalError(
             f"a `{type(obj).__qualname__}` with {fault}, which no file may have", "Set it anew after loading."
         )
+    if is_keyed_by_aux(type(obj)):
+        try:
+            require_few_collisions(aux)
+        except ValueError:
+            raise RefusalError(
+                f"a `{type(obj).__qualname__}` in which too many keys have one hash",
+                "Use other keys. Python compares such keys one by one, which takes too long to be allowed in a file.",
+            ) from None
     # The keys of the children, such as ".mean", become their steps. If some key is unsuitable, all steps are positions,
     # such as "[0]". There must be one key for each child, all different, each beginning with "." or "[". A key must
     # have no address, which differs from process to process, and no surrogates, which no file can hold (`encode_str`
@@ -670,7 +682,7 @@ def _build_registered(parts: Parts, node: Node) -> Any:
     Raises:
         StructureMismatchError: if the unflatten function raises, or if the class has another number of children or of
             static values than the file.
-        ValueError: if no file may have this auxiliary data.
+        ValueError: if no file may have this auxiliary data, or if it is keys of which too many have the same hash.
     """
     cls, aux, child_objects = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
     if cls is Dag:
@@ -679,6 +691,12 @@ def _build_registered(parts: Parts, node: Node) -> Any:
     node_type, counts_in_file = node_types_by_class.get(cls), _count_parts(child_objects, aux)
     fault = fault_of_aux(cls, aux)
     require(fault is None, f"it has {fault}")
+    # The unflatten function of such a class makes a dict. It may take fewer keys than there are, but no more than there
+    # are children. `islice`, because a `range` has any number of items.
+    if is_keyed_by_aux(cls):
+        # If the data is no sequence or holds what has no hash, the unflatten function raises, too.
+        with contextlib.suppress(TypeError):
+            require_few_collisions(itertools.islice(aux, len(child_objects)))
     # A class of `jax.tree_util.register_dataclass` has fixed counts, which can be compared before it is built.
     fixed_counts = registered_counts(cls)
     if fixed_counts is not None and fixed_counts != counts_in_file:
@@ -690,11 +708,12 @@ def _build_registered(parts: Parts, node: Node) -> Any:
         else:
             obj = rebuild_registered(cls, aux, child_objects)
             flattened = jtu.default_registry.flatten_one_level(obj)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- the class's own code may raise anything
+        # `from None`, since its text may quote the file, and a traceback would show it as it is.
         raise StructureMismatchError(
             f"The unflatten function of `{cls.__qualname__}` raised {type(error).__name__} on what the file holds: "
             f"{printable(str(error)[:200])}. Load it with the version of the class that wrote it."
-        ) from error
+        ) from None
     # For other classes, only the unflatten function knows how many children it takes. It may drop the excess without an
     # error, for example by a `zip` of names and children. So the counts of the new instance are compared.
     counts = None if flattened is None else _count_parts(*flattened)
@@ -825,13 +844,18 @@ def _take_struct(obj: jax.ShapeDtypeStruct) -> Decomposition:
     """Takes a `ShapeDtypeStruct` apart. Its children are dtype and sharding.
 
     Raises:
-        RefusalError: if it has symbolic sizes, or describes a mutable reference.
+        RefusalError: if it has symbolic sizes or an impossible shape, or describes a mutable reference.
     """
     if not all(type(size) is int for size in obj.shape) or getattr(obj, "is_ref", False):
         raise RefusalError(
             "a `ShapeDtypeStruct` with unknown sizes, or of a mutable reference", "Give it sizes that are numbers."
         )
     sizes, weak = list(obj.shape), bool(obj.weak_type)
+    if not are_sizes(sizes):
+        raise RefusalError(
+            f"a `ShapeDtypeStruct` of the impossible shape {obj.shape}",
+            "Give it at most 64 sizes, whose product is below 2**63.",
+        )
     child_objects = obj.dtype, obj.sharding
     return Decomposition(
         child_objects, (".dtype", ".sharding"), lambda written: ["struct", sizes, written[0], weak, written[1]]
@@ -916,6 +940,8 @@ def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
         ids = [device.id for device in obj.devices.flat] if kind == "mesh" else []
         sizes, type_names = [int(size) for size in obj.axis_sizes], [axis_type.name for axis_type in obj.axis_types]
         count = len(sizes)
+        if not are_sizes(sizes):
+            raise RefusalError("a mesh of an impossible shape", "Give it fewer devices, and at most 64 axes.")
 
         # `["mesh", sizes, names, ids, names of axis types]`. A node `abstract_mesh` has no ids.
         def build(written: list[Any]) -> Node:
@@ -949,9 +975,11 @@ def _build_mesh(parts: Parts, node: Node) -> Mesh:
     Raises:
         FormatError: if sizes, names, types and ids do not fit together, or JAX does not know a type of axis.
         StructureMismatchError: if there are too few devices.
+        ValueError: if too many ids have the same hash.
     """
     sizes, ids, count = node[1], parts.children(node[3]), math.prod(node[1])
     names, axis_types = _mesh_axes(parts, node)
+    require_few_collisions(ids)
     if not len(set(ids)) == len(ids) == count:
         raise FormatError("The file describes a mesh whose sizes and devices do not fit together.")
     devices_by_id = {device.id: device for device in jax.devices()}

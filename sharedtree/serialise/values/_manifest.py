@@ -10,7 +10,6 @@ The functions `_is_...` of the parser also collect what they accept: values of a
 `malformed` returns the `FormatError` for a reason. `where` is the place in the manifest in words, such as "type 3".
 """
 
-import math
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -24,7 +23,7 @@ from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, first_
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._kinds_of_values import are_steps, name_of_method
 from ._left_out_values import first_wrongly_incomplete
-from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
+from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry, are_sizes
 
 FORMAT = 1
 """Version of the format. It counts up when older readers cannot read some new file."""
@@ -106,14 +105,14 @@ class _Parser:
         # Type of an operand → function that returns True if a value is allowed. It also collects atoms, names and
         # arrays.
         self._check: dict[str, Callable[[Any], bool]] = {
-            "child": self._is_child,
-            "children": lambda x: type(x) is list and all(map(self._is_child, x)),
+            "child": self._is_reference_or_atom,
+            "children": lambda x: type(x) is list and all(map(self._is_reference_or_atom, x)),
             "steps": are_steps,
             "type": lambda x: type(x) is int and 0 <= x < len(self.types),
             "array": self._is_array,
             "text": lambda x: type(x) is str,
             "base64": _is_base64,
-            "sizes": _are_sizes,
+            "sizes": are_sizes,
             "flag": lambda x: type(x) is bool,
         }
 
@@ -148,7 +147,9 @@ class _Parser:
             self._check_node(node)
             self.number += 1
         # Now all nodes are checked, and any of them may be the root.
-        if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
+        if type(root) is int and not 0 <= root < self.number:
+            raise malformed("`root` refers to a node that is not there")
+        if not self._is_reference_or_atom(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
         if self.has_left_out and first_wrongly_incomplete(self.nodes) is not None:
             raise malformed("it lacks values where none can be left out")
@@ -176,6 +177,7 @@ class _Parser:
             raise malformed(f"{where} has {len(node) - 1} operands instead of {len(operands)}")
         for i, operand in enumerate(operands, 1):
             if not self._check[operand.type](node[i]):
+                self._require_references(node[i], operand, f"operand {i} of {where}")
                 raise malformed(f"operand {i} of {where} is not what its place asks for ({operand.type})")
             # `forms` restricts what the children may be, for example to texts.
             if operand.forms is not None:
@@ -189,6 +191,21 @@ class _Parser:
             self._collect_method(node)
         elif operands and operands[0].type == "type":
             self._check_instance(node)
+
+    def _require_references(self, value: Any, operand: Operand, where: str) -> None:
+        """Raises `FormatError` if a child in an operand is a number, but not that of an earlier node.
+
+        Args:
+            value: the value of the operand in the node.
+            operand: the operand as the row declares it.
+            where: place of the operand, in words.
+        """
+        children = {"child": [value], "children": value if type(value) is list else []}.get(operand.type, [])
+        dangling = next((c for c in children if type(c) is int and not 0 <= c < self.number), None)
+        if dangling is not None:
+            # A file may have a number of any length.
+            number = dangling if abs(dangling) < 2**63 else "a number that is too large"
+            raise malformed(f"{where} refers to node {number}, which is no earlier node")
 
     def _require_forms(self, value: Any, operand: Operand, where: str) -> None:
         """Raises `FormatError` if an operand has a child of a form that its row does not allow: see `_form`.
@@ -254,7 +271,7 @@ class _Parser:
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")
 
-    def _is_child(self, child: Any) -> bool:
+    def _is_reference_or_atom(self, child: Any) -> bool:
         """Returns True if a value is a child: the number of an earlier node, or an atom. Collects the atom."""
         cls = type(child)
         if cls is int:
@@ -343,7 +360,7 @@ class _Parser:
         tensor, dtype, shape, kind = entry["tensor"], entry["dtype"], entry["shape"], entry["kind"]
         if type(tensor) is not str or type(dtype) is not str or kind not in ("jax", "numpy"):
             raise malformed(f"{where} lacks its tensor, its dtype or its kind")
-        if not _are_sizes(shape) or math.prod(shape) >= 2**63:
+        if not are_sizes(shape):
             raise malformed(f"{where} has an impossible shape")
         # `dtype_named` raises if there is no such dtype.
         if dtype not in self.checked_dtypes:
@@ -388,14 +405,6 @@ def _require_keys(entry: Any, where: str, needed: Set[str], optional: Set[str] =
     """Raises `FormatError` unless an entry is a dict with all needed keys and, beside these, only optional ones."""
     if type(entry) is not dict or (entry.keys() != needed and not needed <= entry.keys() <= needed | optional):
         raise malformed(f"{where} does not have the keys that it should have")
-
-
-def _are_sizes(sizes: Any) -> bool:
-    """Returns True if a value is a list of sizes, such as the shape of an array: at most 64 whole numbers from 0 on."""
-    # NumPy has at most 64 dimensions, and sizes of 63 bits.
-    if type(sizes) is not list or len(sizes) > 64:
-        return False
-    return all(type(size) is int and 0 <= size < 2**63 for size in sizes)
 
 
 def _is_base64(text: Any) -> bool:

@@ -13,8 +13,9 @@ Words: an *atom* is a value that is written in place: `None`, a boolean, a strin
 """
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..arrays._placing import ArrayEntry
@@ -235,9 +236,32 @@ def require(condition: bool, reason: str) -> None:
         raise ValueError(reason)
 
 
+def are_sizes(sizes: Any) -> bool:
+    """Returns True if a value is a list of sizes, such as the shape of an array: at most 64 whole numbers from 0 on.
+
+    Each and their product have at most 63 bits, as in NumPy.
+    """
+    if type(sizes) is not list or len(sizes) > 64 or not all(type(size) is int for size in sizes):
+        return False
+    return all(0 <= size < 2**63 for size in sizes) and math.prod(sizes) < 2**63
+
+
 def step_of(name: str) -> str:
     """Returns the step of a path to an attribute, as JAX prints it. Attributes of NNX lists have numbers as names."""
     return f"[{name}]" if name.isascii() and name.isdecimal() else f".{name}"
+
+
+# ---- Bounds: colliding keys ----
+
+
+def require_few_collisions(keys: Iterable[Any]) -> None:
+    """Raises `ValueError` if more than `MAX_COLLIDING` of some values, which are to be put into a set, have one hash.
+
+    It is for the keys of nodes that are no mapping and no set, such as the ids of a mesh. There is no bound for all of
+    these nodes together.
+    """
+    if max(Counter(map(hash, keys)).values(), default=0) > MAX_COLLIDING:
+        raise ValueError(f"more than {MAX_COLLIDING} keys have one hash")
 
 
 class Collisions:

@@ -182,7 +182,7 @@ def _is_callable_instance(obj: Any) -> bool:
     return not isinstance(obj, types.FunctionType | types.BuiltinFunctionType) and not hasattr(obj, "__qualname__")
 
 
-# --- the search for arrays --------------------------------------------------------------------------------------------
+# --- the search for arrays (when saving only) -------------------------------------------------------------------------
 
 # Most objects that are searched. An object that leads to more is refused, because the rest may hold arrays.
 MAX_OBJECTS = 10_000
