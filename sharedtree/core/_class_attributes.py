@@ -204,7 +204,7 @@ def home_of(obj: Any) -> str:
     For the main program of a spawned process it is always `__main__`, and not `CHILD`. A module has the home of its
     class. Runs no `__getattr__` of a module, and no `__getattribute__` that was written in Python.
     """
-    home = None
+    home: Any = None
     if not is_instance(obj, types.ModuleType):
         bases = type.__getattribute__(type(obj), "__mro__")
         namespaces_of_bases = [type.__getattribute__(base, "__dict__") for base in bases]
