@@ -314,3 +314,38 @@ def test_transforms_that_take_operands():
 def test_an_unregistered_transform_refuses():
     with pytest.raises(ValueError, match=r"(?s)cannot be used with `in_place=True`.*register_transform"):
         st.preserve_identities(lambda f: jax.jit(f), in_place=True)(count_up)(fresh())
+
+
+class ReadOnly(list):
+    """A list that refuses to be written to, once it is made."""
+
+    def __setitem__(self, index, value):
+        raise RuntimeError("read only")
+
+
+jax.tree_util.register_pytree_node(ReadOnly, lambda s: (tuple(s), None), lambda _, children: ReadOnly(children))
+
+
+class Holder:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+jax.tree_util.register_pytree_node(
+    Holder,
+    lambda h: (tuple(vars(h).values()), tuple(vars(h))),
+    lambda names, children: Holder(**dict(zip(names, children, strict=True))),
+)
+
+
+def test_what_was_written_before_a_refusal_is_taken_back():
+    first, refusing = Holder(w=jnp.zeros(1)), ReadOnly([jnp.zeros(1)])
+
+    def change(first, refusing):
+        first.w, first.extra = first.w + 1, first.w
+        list.__setitem__(refusing, 0, refusing[0] + 1)
+
+    with pytest.raises(RuntimeError, match="read only"):
+        st.jit(change, in_place=True)(first, refusing)
+    assert {name: value.tolist() for name, value in vars(first).items()} == {"w": [0]}
+    assert refusing[0].tolist() == [0]

@@ -235,7 +235,9 @@ def test_a_part_of_the_arguments(register):
     assert result.first is True
     assert result.second.first is result.second.second[0]
     np.testing.assert_array_equal(result.second.first, [-3.0, -3.0])
-    with pytest.raises(st.errors.SharingMismatchError, match=r"shares `models\[0\]\.first` with what it leaves out"):
+    with pytest.raises(
+        st.errors.SharingMismatchError, match=r"drops an argument that shares `models\[0\]\.first` with another one"
+    ):
         st.preserve_identities(second)(lambda models: models)([m, Pair(m, 1.0)])
 
 

@@ -221,3 +221,25 @@ def test_other_errors_of_a_step_get_no_note():
         with pytest.raises(ValueError, match="mine") as caught:
             step(net, optimizer)
         assert not getattr(caught.value, "__notes__", ())
+
+
+class Shared(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Dict(kernel=nnx.Param(jnp.ones(2)))
+        self.kernel = self.a.kernel
+
+
+def test_an_error_of_the_step_stays_as_it_is_if_the_optimizer_fits():
+    """The slot of `.a.kernel` ends like the further path `.kernel`."""
+
+    def fail(model, optimizer):
+        raise ValueError("on purpose")
+
+    model = Shared()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    without_state = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    without_state.opt_state = nnx.static(3)
+    for argument in (optimizer, without_state):
+        with pytest.raises(ValueError, match=r"^on purpose$") as caught:
+            st.jit(fail, in_place=True)(model, argument)
+        assert not [note for note in getattr(caught.value, "__notes__", ()) if "slot" in note]

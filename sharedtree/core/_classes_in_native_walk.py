@@ -408,7 +408,8 @@ def _remember(token: Token, content: bytes, is_settled: bool, equal_values: list
         pins: the objects at the addresses in the content. The token keeps them alive, and the table does not, since
             they may refer to the token.
     """
-    if len(token.contents) >= MAX_CONTENTS_OF_TOKEN or not all(map(has_kept_hash, pins)):
+    is_full = len(token.contents) >= MAX_CONTENTS_OF_TOKEN and content not in token.contents
+    if is_full or not all(map(has_kept_hash, pins)):
         return
     if len(_tokens_of_contents) >= MAX_CONTENTS:
         _tokens_of_contents.clear()

@@ -46,6 +46,7 @@ THE DATA, from the top of this file to its end:
 #define MAX_DEPTH 100000
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 100000
+#define MAX_CONTENT_PARTS 20000 /* A content is written in each call, and in vain if the value has more parts. */
 #define MAX_TEXT 4096
 #define MAX_BYTES 65536
 #define MAX_LAYOUTS 4096 /* the layouts of one class; for an `nnx.List` each length is one */
@@ -752,7 +753,7 @@ static int emit_text(Walk *w, PyObject *text)
 static int has_room(Walk *w, Py_ssize_t size, int depth)
 {
     if (depth == 0)
-        w->parts_left = MAX_STATIC_PARTS;
+        w->parts_left = w->is_content ? MAX_CONTENT_PARTS : MAX_STATIC_PARTS;
     if (depth == MAX_STATIC_DEPTH || size >= w->parts_left)
         return 0;
     w->parts_left -= size + 1;

@@ -729,6 +729,9 @@ class Stage:
         # The trees of JAX's stage are those of the leaf groups. So they are read off an attribute in the user's shapes.
         if name in ("in_tree", "out_tree"):
             return jtu.tree_structure(self.args_info if name == "in_tree" else self.out_info)
+        # A copy asks for attributes before it has `_stage`.
+        if name.startswith("_"):
+            raise AttributeError(name)
         value = getattr(self._stage, name)
         if name in _ABOUT_ARGUMENTS:
             return self._program.in_shape_of_arguments(value)

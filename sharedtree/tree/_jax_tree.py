@@ -347,15 +347,34 @@ def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any
         first_index = first_index_of.setdefault(number, index)
         if first_index != index and not (is_noted(leaves[first_index]) and is_noted(leaves[index])):
             path1, path2 = jtu.keystr(paths[first_index]), jtu.keystr(paths[index])
+            tied_path1, tied_path2 = _outermost_tied(old, paths[first_index], paths[index])
+            node1, node2 = jtu.keystr(tied_path1), jtu.keystr(tied_path2)
             raise SharingMismatchError(
                 f"`{path1}` and `{path2}` are one leaf in `old`, but two objects in `new`.\n"
                 "The result would have two leaves, so the tie would be lost. If their values are equal, because a "
                 "function such as `jax.tree.map` untied them, put the tie back:\n"
                 "    new = sharedtree.retie(new, like=old)\n"
                 "If they are meant to be separate:\n"
-                f"{code_that_unties(f'old{path1}', [f'old{path2}'])}",
+                f"{code_that_unties(f'old{node1}', [f'old{node2}'])}",
                 (path1, path2),
             )
+
+
+def _outermost_tied(tree: FlatDag, path1: Path, path2: Path) -> tuple[Path, Path]:
+    """Returns the paths of the outermost nodes that are one object and lead to a tied leaf by the same keys.
+
+    For a tree `[layer, layer]`, the leaf at `[0].weight` and `[1].weight` gives `[0]` and `[1]`. If no node is tied,
+    returns the paths of the leaf.
+    """
+    record_at = {path: record for record, path in tree.edges()}
+    num_common = 0
+    while num_common < min(len(path1), len(path2)) and path1[-1 - num_common] == path2[-1 - num_common]:
+        num_common += 1
+    for length in range(num_common, 0, -1):
+        node1, node2 = path1[: len(path1) - length], path2[: len(path2) - length]
+        if node1 != node2 and node1 in record_at and record_at[node1] == record_at.get(node2):
+            return node1, node2
+    return path1, path2
 
 
 def _refuse_static(static: Static, update: Any, path: Path) -> None:

@@ -116,31 +116,38 @@ def add_note_of_slots(error: Exception, arguments: FlatDag) -> None:
     models, optimizers = _models_and_optimizers(arguments)
     if not models or not optimizers:
         return
-    # Paths that had a slot of their own before the tie, as a filter gets them: further paths of variables, and views.
-    stale_paths: dict[tuple[Any, ...], str] = {}
+    # Path of a variable or view, as a filter gets it → its text, if the path had a slot of its own before the tie. That
+    # holds for the further paths of variables, and for views. The first path of a variable has None.
+    stale_texts: dict[tuple[Any, ...], str | None] = {}
     for model in models:
         visited: set[int] = set()
         for number, keys, _ in _edges_in_order_of_names(model):
             node = model.node(number)
-            is_further_path = is_variable(model.objects[number]) and number in visited
-            if is_further_path or (node is not None and node.type.is_view):
-                stale_paths[_path_of_filter(keys)] = jtu.keystr(keys)
+            is_view = node is not None and node.type.is_view
+            if is_view or is_variable(model.objects[number]):
+                is_stale = is_view or number in visited
+                stale_texts.setdefault(_path_of_filter(keys), jtu.keystr(keys) if is_stale else None)
             visited.add(number)
     for optimizer in optimizers:
         node = optimizer.node(optimizer.root)
-        assert node is not None
-        slots = optimizer.child([name_in(key) for key in node.keys].index("opt_state"))
+        names = [] if node is None else [name_in(key) for key in node.keys]
+        # A user may have replaced the state by a static value.
+        if "opt_state" not in names:
+            continue
+        slots = optimizer.child(names.index("opt_state"))
         for number, keys, _ in _edges_in_order_of_names(slots):
-            # For example `[0].mu['head']['kernel']`, a slot of `.head.kernel`.
+            # For example `[0].mu['head']['kernel']`, a slot of `.head.kernel`. The longest path at the end counts:
+            # `.kernel` may be another place.
             path = _path_of_filter(keys) if is_variable(optimizer.objects[number]) else ()
-            for stale_path, text in stale_paths.items():
-                if path[-len(stale_path) :] == stale_path:
-                    error.add_note(
-                        f"The optimizer has a slot for `{text}` from before the model was tied. Tie the model first, "
-                        "and then make the optimizer:\n"
-                        "    optimizer = nnx.Optimizer(model, tx, wrt=wrt)"
-                    )
-                    return
+            paths = [path[start:] for start in range(len(path)) if path[start:] in stale_texts]
+            text = stale_texts[paths[0]] if paths else None
+            if text is not None:
+                error.add_note(
+                    f"The optimizer has a slot for `{text}` from before the model was tied. Tie the model first, and "
+                    "then make the optimizer:\n"
+                    "    optimizer = nnx.Optimizer(model, tx, wrt=wrt)"
+                )
+                return
 
 
 def _models_and_optimizers(arguments: FlatDag) -> tuple[list[FlatDag], list[FlatDag]]:
