@@ -393,7 +393,9 @@ def test_a_string_for_a_path_is_told_what_it_is(place):
     tree = {"encoder": {f"w{i}": A + i for i in range(7)}, "head": {"w": B}}
     names = {"sharedtree": st, "model": tree, "f": weighted, "tx": optax.trace(0.9)}
     for spec in ("head", ["head", False], "head.w", "['head']['w']"):
-        with pytest.raises(ValueError, match="A string is a tag of NNX. For a path, use a function") as caught:
+        with pytest.raises(
+            ValueError, match="A string selects by a tag of NNX, not by a path. To select by path, use a function"
+        ) as caught:
             place(tree, spec)
         lines = str(caught.value).split("\n")
         candidates = [line for line in lines if line.startswith("    `")]
@@ -404,7 +406,7 @@ def test_a_string_for_a_path_is_told_what_it_is(place):
         made = eval(code.strip(), names)
         if place is by_partition:
             assert jax.tree.leaves(made[0]) == [B]
-    with pytest.raises(ValueError, match="A string is a tag of NNX"):
+    with pytest.raises(ValueError, match="A string selects by a tag of NNX"):
         place(tree, "decoder")
 
 

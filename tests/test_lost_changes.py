@@ -296,7 +296,7 @@ def test_an_object_that_is_one_for_all_elements_is_left_and_the_rest_is_written(
 
     message = message_of(lambda: st.jit(step)(Counter(), X))
     write, _ = fixes_in(message)
-    assert "Where `in_axes` is None there is one object for all elements" in message
+    assert "`in_axes` is None for it, so there is one object for all elements" in message
     assert write == (
         "inner = sharedtree.vmap(each, in_axes=(None, 0), in_place=False)\nf = sharedtree.jit(step, in_place=True)"
     )
@@ -875,7 +875,7 @@ class WithMeanOfAll(nnx.Module):
 @pytest.mark.parametrize("kind", [WithMeanOfAll, WithDropout, WithCount])
 def test_what_is_one_for_all_elements_is_said_to_be_written_in_place_as_nnx_writes_it(kind):
     message = message_of(lambda: along_none("st")(kind()))
-    assert "`in_place=True` writes a value that is the same for all of them" in message
+    assert "The new value is the same for all elements, so `in_place=True` would keep it" in message
     ours, nnxs = kind(), kind()
     assert not caught(lambda: along_none("st", in_place=True)(ours))
     along_none("nnx")(nnxs)
