@@ -321,8 +321,8 @@ class PmapTransform(VmapTransform):
         if number not in call.leaf_records_with_label(None):
             return super().unwritable(call, number, value)
         return (
-            "Where `in_axes` is None there is one object for all devices, and `in_place=True` writes what the first "
-            "device has into it, whatever the others have."
+            "`in_axes` is None for it, so there is one object for all devices. `in_place=True` would write the value "
+            "of the first device into it, whatever the others have."
         )
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:

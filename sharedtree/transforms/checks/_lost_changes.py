@@ -648,15 +648,11 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
     lines = list(dict.fromkeys(loss.obstacle for loss in losses if loss.obstacle))
     can_be_written = not outermost.obstacle and any(loss.all_paths and not loss.obstacle for loss in losses)
     if can_be_written:
-        rest = "the rest" if lines else "it"
-        if outermost.applied_to.endswith(".__wrapped__"):
-            lines.append(
-                f"To write {rest} back into `self`, give the decorator `in_place=True`, or wrap the method again:"
-            )
-        else:
-            lines.append(f"To write {rest} back into the caller's objects:")
+        lines.append(f"To write {'the rest' if lines else 'it'} back into the caller's objects:")
         # The code has `in_place=True` for each transform that can write back, and `in_place=False` for the others.
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
+        if outermost.applied_to.endswith(".__wrapped__"):
+            lines.append("Or keep the decorator, and give it the option `in_place=True`.")
         scratch = [path for loss in losses for path in loss.scratch]
         if scratch:
             lines.append(f"That writes {_first_few(scratch)} back, too, unless the function changes a copy of it.")
