@@ -130,8 +130,8 @@ class TrainState(_of_flax.TrainState):
         """
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             raise TypeError(
-                f"`{cls.__name__}.create` takes an optax transformation as `tx`, which has `init` and `update`, not "
-                f"{shown(tx)}. Call a function of optax to make one:\n"
+                f"`tx` is {shown(tx)}, but `{cls.__name__}.create` needs an optax transformation, with the methods "
+                "`init` and `update`. Call a function of optax that returns one:\n"
                 "    tx = optax.adam(1e-3)"
             )
         trained = params["params"] if _has_overwritten(params) else params

@@ -680,8 +680,8 @@ def two_replacements_for_what_is_tied(path):
 @scenario
 def a_cotangent_of_another_shape(path):
     pullback = st.vjp(lambda net: net, tied())[1]
-    after = lambda tangent: pullback(tangent)
-    return of(lambda: pullback(tied().embed), MISMATCH, after, value=tied(), f=jnp.ones_like)
+    after = lambda cotangent: pullback(cotangent)
+    return of(lambda: pullback(tied().embed), MISMATCH, after, result=tied())
 
 
 def gradient_by_rule(cotangents):
@@ -1211,8 +1211,8 @@ scenarios(
     a_tangent_of_a_static_number=lambda: again(
         lambda value, tangent: st.linearize(lambda net: net.x * net.k, value)[1](tangent),
         MISMATCH,
-        f=jnp.ones_like,
         value=Scaled(jnp.ones(2), 2.5),
+        argument=Scaled(jnp.ones(2), 2.5),
         tangent=Scaled(jnp.ones(2), 2.5),
     ),
     cotangents_of_two_shapes=lambda: again(
@@ -1333,7 +1333,9 @@ scenarios(
         lambda spec: st.tree.filter({"a": jnp.ones(2)}, {"a": spec}),
         MISMATCH,
         lambda filter_spec: st.tree.filter({"a": jnp.ones(2)}, filter_spec),
-        spec=Selecting(jnp.ones(2)),
+        spec=(spec := Selecting(jnp.ones(2))),
+        filter_spec={"a": spec},
+        equinox=eqx,
     ),
     one_object_with_two_treatments=lambda: again(
         lambda a, b: st.vmap(lambda a, b: loss(a), (0, None))(a, b), INCONSISTENT, a=(model := tied()), b=model

@@ -405,7 +405,7 @@ def test_operands_that_are_missing_or_swapped():
 
     with pytest.raises(st.errors.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
         st.jvp(g, (m, other), (GOOD,))
-    with pytest.raises(st.errors.SharingMismatchError, match=r"there must be a `Pair`.* but there is a `Record`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"must be a `Pair`.* but is a `Record`"):
         st.jvp(g, (m, other), (other, GOOD))
     with pytest.raises(st.errors.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
         st.linearize(g, m, other)[1](GOOD)

@@ -111,7 +111,7 @@ def test_half_a_gradient_is_said(gradient, holding):
     np.testing.assert_allclose(np.ravel(half.w), model.w * X)
     (message,) = messages
     name = "argument" if holding not in ("method", "module", "partial of a method") else "model"
-    assert f"`{name}` is differentiated, and the function also has this `Layer`" in message
+    assert f"`{name}` is differentiated, and the function also has the same `Layer`" in message
     assert "sharedtree.copy(" in message
 
 

@@ -381,7 +381,7 @@ def test_what_cannot_be_checked_is_trouble_and_the_others_are_checked(command, t
 def test_audit_of_a_file_that_gets_all_it_names(command, tied):
     status, out, err = command("audit", tied)
     assert (status, err) == (0, "")
-    assert [line.split() for line in out.splitlines()][1] == ["equinox.nn:Linear", "class", "allowed", "['embed']"]
+    assert [line.split() for line in out.splitlines()][2] == ["equinox.nn:Linear", "class", "allowed", "['embed']"]
     status, out, err = command("audit", tied, "--trusted", "no name")
     assert (status, out) == (2, "")
     assert "no name" in err
@@ -422,9 +422,10 @@ def test_audit_cuts_places_for_a_terminal_and_never_a_verdict(command, saved, mo
     status, out, err = command("audit", path)
     assert (status, err) == (1, "")
     lines = out.splitlines()
+    assert lines[0] == whole[0]
     # The head and the two names.
-    for line, full in zip(lines[:3], whole[:3], strict=True):
-        verdict = full[: whole[0].index("  at")].rstrip()
+    for line, full in zip(lines[1:4], whole[1:4], strict=True):
+        verdict = full[: whole[1].index("  where")].rstrip()
         assert line.startswith(verdict)
         if width == 160:
             assert len(line) <= width
@@ -432,7 +433,7 @@ def test_audit_cuts_places_for_a_terminal_and_never_a_verdict(command, saved, mo
         else:
             assert line == verdict
     # What to do is whole.
-    assert lines[3:] == whole[3:]
+    assert lines[4:] == whole[4:]
 
 
 def test_trouble_is_one_message_and_status_2(command, tmp_path, tied):

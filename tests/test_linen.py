@@ -549,7 +549,7 @@ def test_a_gradient_may_have_arrays_in_common_that_the_parameters_have_not():
 
 @pytest.mark.parametrize("tx", [None, optax.adam, 0.1])
 def test_what_is_no_transformation_is_refused(tx):
-    with pytest.raises(TypeError, match=r"`TrainState.create` takes an optax transformation as `tx`.*\n    tx = optax"):
+    with pytest.raises(TypeError, match=r"`TrainState.create` needs an optax transformation.*\n    tx = optax"):
         create(TrainState, untied_params(), tx)
 
 

@@ -296,7 +296,7 @@ def test_an_object_that_is_one_for_all_elements_is_left_and_the_rest_is_written(
 
     message = message_of(lambda: st.jit(step)(Counter(), X))
     write, _ = fixes_in(message)
-    assert "Where `in_axes` is None there is one object for all elements" in message
+    assert "`in_axes` is None for it, so there is one object for all elements" in message
     assert write == (
         "inner = sharedtree.vmap(each, in_axes=(None, 0), in_place=False)\nf = sharedtree.jit(step, in_place=True)"
     )
@@ -875,7 +875,7 @@ class WithMeanOfAll(nnx.Module):
 @pytest.mark.parametrize("kind", [WithMeanOfAll, WithDropout, WithCount])
 def test_what_is_one_for_all_elements_is_said_to_be_written_in_place_as_nnx_writes_it(kind):
     message = message_of(lambda: along_none("st")(kind()))
-    assert "`in_place=True` writes a value that is the same for all of them" in message
+    assert "The new value is the same for all elements, so `in_place=True` would keep it" in message
     ours, nnxs = kind(), kind()
     assert not caught(lambda: along_none("st", in_place=True)(ours))
     along_none("nnx")(nnxs)
@@ -891,9 +891,7 @@ def test_pmap_writes_what_the_first_device_has_as_nnx_does_and_says_so(kind):
         return library.pmap(lambda model, x: model(x), in_axes=(None, 0), **told)
 
     message = message_of(lambda: mapped(st)(kind(), X[None]))
-    assert (
-        "is None there is one object for all devices, and `in_place=True` writes what the first device has" in message
-    )
+    assert "one object for all devices. `in_place=True` would write the value of the first device" in message
     assert [code.count("in_place=True") for code in fixes_in(message)] == [0]
     ours, nnxs = kind(), kind()
     assert not caught(lambda: mapped(st, in_place=True)(ours, X[None]))

@@ -38,19 +38,19 @@ def several(model, x, *, scale=1):
 NO_OPTIMIZERS = ("adam", optax.adam, 1e-3, None, optax.GradientTransformation, (optax.adam(1.0),))
 EAGER = (st.jit, st.grad, st.value_and_grad, st.vmap, st.checkpoint)
 WRONG = {
-    r"takes an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)": [
+    r"needs an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)": [
         lambda wrong=wrong: st.optimizer(wrong) for wrong in NO_OPTIMIZERS
     ],
     r"`where` must be a function": [
         lambda where=where: st.tie({"a": X}, where) for where in (None, "a", 3, ("a", "b"))
     ],
-    r"`where` must be a function from the tree.*sharedtree.tie\(model, lambda": [
+    r"The arguments are in the wrong order.*sharedtree.tie\(model, lambda": [
         lambda m=m: st.tie(lambda m: list(m), m) for m in MODELS
     ],
-    r"`where` must be a function from the tree.*sharedtree.untie\(model, lambda": [
+    r"The arguments are in the wrong order.*sharedtree.untie\(model, lambda": [
         lambda m=m: st.untie(lambda m: m, m) for m in MODELS
     ],
-    r"`where` must be a function from the tree.*sharedtree.tree.at\(lambda m: m.head.weight, model, new\)": [
+    r"The arguments are in the wrong order.*sharedtree.tree.at\(lambda m: m.head.weight, model, new\)": [
         lambda m=m: st.tree.at(m, lambda m: m, 3) for m in MODELS
     ],
     r"was passed as a transform.*preserve_identities\(jax.jit\)\(f\)": [

@@ -121,9 +121,9 @@ def test_in_other_modules_it_is_an_error_with_its_path(how, name, f):
         inner = {"in a list": lambda: net[0], "in a Dag": lambda: net.tree, "in one of Equinox's": lambda: net.weight}
         return f(inner.get(how, lambda: net)())
 
-    with pytest.raises(TypeError, match=f"`jax.{name}` cannot differentiate with respect to") as caught:
+    with pytest.raises(TypeError, match=f"with respect to which `jax.{name}` cannot differentiate") as caught:
         REFUSING[name](g)(given)
-    assert f"`{path}`, which is a `jax.Ref`" in str(caught.value)
+    assert f"`{path}` is a `jax.Ref`, with respect to which" in str(caught.value)
     fix = str(caught.value).splitlines()[-1]
     assert fix.startswith(f"    sharedtree.{name}(f, wrt=")
     if name == "hessian" and f is loss:
@@ -149,11 +149,11 @@ def test_several_are_named_by_their_paths_and_variables():
             self.weight = nnx.Param(jnp.ones(2))
             self.mean = nnx.BatchStat(jnp.zeros(()), **{option: True})
 
-    with pytest.raises(TypeError, match="cannot differentiate with respect to") as caught:
+    with pytest.raises(TypeError, match="with respect to which `jax.grad` cannot") as caught:
         st.grad(lambda pair: (pair[0].weight[...] ** 2).sum())((Layer(), Data(jnp.ones(2), reference())))
     text = str(caught.value)
     assert "`pair[0].mean" in text
-    assert "`pair[1].count`, which are `jax.Ref`s" in text
+    assert "`pair[1].count` are `jax.Ref`s" in text
     assert "not isinstance(value, (BatchStat, jax.Ref))" in text
 
 

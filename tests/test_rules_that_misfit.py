@@ -222,7 +222,7 @@ def test_an_array_is_no_tangent_of_a_module():
     with pytest.raises(TypeError, match="equal container"):
         derivative(jax, Layer(w, w + 1))
     for layer in (Layer(w, w + 1), Layer(w, w)):
-        with pytest.raises(TypeError, match="there must be a `Layer` with 2 children, but there is a traced leaf"):
+        with pytest.raises(TypeError, match="must be a `Layer` with 2 children, but is a traced leaf"):
             derivative(st, layer)
 
 

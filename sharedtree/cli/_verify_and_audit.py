@@ -187,10 +187,10 @@ def audit(arguments: argparse.Namespace) -> int:
         write = line_writer()
         width = terminal_width()
         lines = str(report).split("\n")
-        # The head and a line for each name.
-        num_rows = len(report.requests) + 1 if report.requests else 0
-        if width is not None and num_rows:
-            lines[:num_rows] = _without_long_places(lines[:num_rows], width)
+        # The first line is a sentence. The head of the table and a line for each name follow.
+        table = slice(1, len(report.requests) + 2)
+        if width is not None and report.requests:
+            lines[table] = _without_long_places(lines[table], width)
         for line in lines:
             write((line, "bad" if "  REFUSED: " in line else ""))
     return FOUND if report.refused else OK
@@ -203,7 +203,7 @@ def _without_long_places(rows: list[str], width: int) -> list[str]:
         rows: the head of the table and its rows.
         width: most characters of a line.
     """
-    start = rows[0].rindex("at")
+    start = rows[0].rindex("where")
     room = width - start
     if room < _LEAST_PLACE:
         return [row[:start].rstrip() for row in rows]

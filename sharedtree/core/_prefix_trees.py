@@ -238,11 +238,11 @@ def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_
         part_details: a text to follow the class of the part: " with 3 children". Empty if the class says enough.
     """
     text = jtu.keystr(path)
-    place = f"at `{text}`" if text else "as a whole"
+    place = f" at `{text}`" if text else ""
     raise SharingMismatchError(
-        f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{part_details} where the tree has "
+        f"`{name}` does not fit the tree{place}: it has a `{type(part).__name__}`{part_details} where the tree has "
         f"{expected}.\n"
-        "Give one value for the whole tree node, or a node of the same class:\n"
+        "Give one `value` for everything there, or one for each leaf:\n"
         f"    {name} = jax.tree.map(lambda _: value, model)",
         (text,),
     )

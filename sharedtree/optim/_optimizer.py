@@ -110,8 +110,8 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     _optax()
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
         raise TypeError(
-            f"`optimizer` takes an optax transformation, which has `init` and `update`, not {shown(tx)}. Call a "
-            "function of optax to make one:\n"
+            f"`sharedtree.optimizer` was given {shown(tx)}, but needs an optax transformation, with the methods `init` "
+            "and `update`. Call a function of optax that returns one:\n"
             "    tx = sharedtree.optimizer(optax.adam(1e-3))"
         )
     return optimizer_with(tx, wrt, InitialTies(), OF_OPTIMIZERS)

@@ -388,9 +388,10 @@ class Models(NamedTuple):
         filters = ", ".join(map(_exactly, unsaid))
         warn_about(
             definition_of_caller(),
-            f"The optimizer trains each {variables}, although this class is neither a `flax.nnx.Param` nor one of "
-            "NNX's classes for state. Leave such variables alone, or declare them as parameters:\n"
+            f"The optimizer trains {variables}, but the class is neither a `flax.nnx.Param` nor one of NNX's classes "
+            "for state. To train only `nnx.Param`s:\n"
             "    tx = sharedtree.optimizer(tx, wrt=nnx.Param)\n"
+            "If these variables are parameters, too, say so:\n"
             f"    tx = sharedtree.optimizer(tx, wrt=(nnx.Param, {filters}))",
             UnsaidVariableWarning,
         )

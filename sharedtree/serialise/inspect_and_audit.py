@@ -56,14 +56,26 @@ class Audit(NamedTuple):
     def __str__(self) -> str:
         """Returns a table of names and verdicts, then what to trust and what to import."""
         if not self.requests:
-            return "The file names no classes and no functions."
-        rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "(the tree itself)") for r in self.requests]
-        lines = columns([("name", "as", "", "at"), *(tuple(map(printable, row)) for row in rows)])
+            return "The file refers to no classes and no functions."
+        rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "the root") for r in self.requests]
+        lines = columns([("name", "kind", "decision", "where"), *(tuple(map(printable, row)) for row in rows)])
+        lines.insert(0, self._summary())
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust the refused names:", f"    sharedtree.load(path, trusted=[{listed}])"]
         lines += import_advice([request.not_imported for request in self.requests])
         return "\n".join(lines)
+
+    def _summary(self) -> str:
+        """Returns a sentence about all names."""
+        if self.refused:
+            verb = "is" if len(self.refused) == 1 else "are"
+            return f"The file would not load: {len(self.refused)} of its {len(self.requests)} names {verb} refused."
+        if any(not request.found and not request.not_imported for request in self.requests):
+            return "The file would not load: it refers to names that do not exist here."
+        if self.not_imported:
+            return "The names in the file are allowed, but some libraries are not imported."
+        return "All names in the file are allowed."
 
 
 def _verdict(request: Request) -> str:
@@ -174,8 +186,9 @@ def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit
     Example:
         >>> import jax, sharedtree as st
         >>> print(st.audit(st.to_bytes({"activation": jax.nn.relu})))
-        name         as                 at
-        jax.nn:relu  function  allowed  ['activation']
+        All names in the file are allowed.
+        name         kind      decision  where
+        jax.nn:relu  function  allowed   ['activation']
     """
     with open_checkpoint(path) as file:
         return Audit(requests_of(file.manifest, Trust(trusted)))

@@ -119,7 +119,7 @@ class View:
             # An array, a variable, a box or a view.
             if not is_source(source):
                 raise TypeError(
-                    f"`View` computes an array from arrays, and {shown(source)} is none. Name the array in it:\n"
+                    f"`View` was given {shown(source)}, which is not an array. Pass an array, such as one in it:\n"
                     "    view = sharedtree.View(jnp.transpose, model.embed.weight)"
                 )
             if is_hijax_variable(source):

@@ -379,8 +379,11 @@ def require_where(where: Any, tree: Any, fix: str) -> None:
     # node, and `tree` is a plain function.
     if callable(where) and not (node_type_of(where) is not None and node_type_of(tree) is None and callable(tree)):
         return
+    if callable(tree) and node_type_of(tree) is None:
+        raise TypeError(
+            f"The arguments are in the wrong order: `where` is {shown(where)}, and the tree is a function. Swap them:\n"
+            f"{fix}"
+        )
     raise TypeError(
-        f"`where` must be a function from the tree to nodes of it, not {shown(where)}. The argument for the tree is "
-        f"{shown(tree)}. Pass them in this order:\n"
-        f"{fix}"
+        f"`where` must be a function that takes the tree and returns parts of it, but is {shown(where)}:\n{fix}"
     )

@@ -65,8 +65,8 @@ def wrap_transform(
     """
     if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
         raise TypeError(
-            f"`policy` takes a `sharedtree.Policy`, not {policy!r}. An option of the transform with this name is "
-            "passed beside the function:\n"
+            f"`policy` must be a `sharedtree.Policy`, but is {shown(policy)}. To give the transform its own option "
+            "`policy`, pass it in the second call, together with the function:\n"
             "    preserve_identities(jax.checkpoint)(f, policy=jax.checkpoint_policies.dots_saveable)"
         )
     if not callable(transform):

@@ -489,8 +489,8 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     class_or_tuple = f"({', '.join(classes)})" if len(classes) > 1 else ", ".join(classes)
     predicate = "is a `jax.Ref`" if len(paths) == 1 else "are `jax.Ref`s"
     raise TypeError(
-        f"`{title}` cannot differentiate with respect to {listed(paths)}, which {predicate}: a place, not a value. In "
-        "an Equinox module it is not differentiated anyway. In other modules, exclude it:\n"
+        f"{listed(paths)} {predicate}, with respect to which `{title}` cannot differentiate: a reference is a "
+        "place, not a value. Leave it out of `wrt` (in Equinox modules it is left out by default):\n"
         f"    sharedtree.{title.removeprefix('jax.')}(f, wrt=lambda path, value: not isinstance(value, "
         f"{class_or_tuple}))"
     )

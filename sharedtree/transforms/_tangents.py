@@ -145,11 +145,15 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
             # The error suggests to filter the value. A filter for arrays and numbers would keep a module's static
             # number, so there the filter is for arrays alone.
             filter_name = "is_inexact_array" if type(records[number][0]) is Static else "is_inexact_array_like"
+            kind = "cotangent" if fit.are_cotangents else "tangent"
+            # A user passes cotangents for a result and tangents for arguments. A rule returns cotangents for arguments
+            # and tangents for a result.
+            owner = "result" if fit.are_cotangents != fit.is_of_rule else "argument"
             raise SharingMismatchError(
-                f"`{path}` does not fit what `{fit.title}` differentiates: there must be {misfit}.\n"
-                "Tangents and cotangents have the shape of the value that they belong to, with None where it is not "
-                f"differentiated{' or where they are zero' if fit.none_is_zero else ''}:\n"
-                f"    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{filter_name}))",
+                f"`{path}` must be {misfit}.\n"
+                f"A {kind} for `{fit.title}` has the structure of the {owner} that it belongs to, with None where that "
+                f"is not differentiated{' or the value is zero' if fit.none_is_zero else ''}. For example, all ones:\n"
+                f"    {kind} = sharedtree.tree.map(jnp.ones_like, sharedtree.tree.filter({owner}, eqx.{filter_name}))",
                 (path,),
             )
         values_of.setdefault(number, []).append(ValueAtPath(value, pair.path))
@@ -207,7 +211,7 @@ def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
 def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
     """Says why a value does not fit the record to which it belongs. Returns None if it fits.
 
-    Otherwise returns words for what would fit and what there is: `a leaf that is differentiated, but there is …`.
+    Otherwise returns words for what would fit and what there is: `an array or a number, but is …`.
 
     Args:
         record: record of the tree that is differentiated.
@@ -228,7 +232,7 @@ def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any
         # Only a container is refused here. The transform itself refuses other values that it cannot take.
         fits, expected = is_array or value is None or type(value_op) is not Node, "an array or a number"
     elif op is LEAF and is_inexact(leaf):
-        fits, expected = is_array, "a leaf that is differentiated"
+        fits, expected = is_array, "an array or a number, since it belongs to a leaf that is differentiated"
     else:
         # From a rule, any value for a static value is ignored, and any array or number for a leaf that is not inexact.
         is_ignored = fit.is_of_rule and (op is not LEAF or is_array)
@@ -239,9 +243,9 @@ def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any
             type(op) is Static and op == value_op and (fit.are_cotangents or type(op.peek()) not in (float, complex))
         )
         fits = value is None or is_ignored or _is_float0(value) or is_equal_static
-        expected = "None, for it is not differentiated"
+        expected = "None, since it belongs to a value that is not differentiated"
     actual = "None" if value is None else _in_words(value_op, op, len(value_children))
-    return None if fits else f"{expected}, but there is {actual}"
+    return None if fits else f"{expected}, but is {actual}"
 
 
 def _in_words(op: Op, other_op: Op, num_children: int) -> str:

@@ -259,12 +259,13 @@ class VmapTransform(MappingTransform):
         # A leaf with an axis can be written, and so can a new leaf whose value is the same for all elements.
         if number not in call.leaf_records_with_label(None) and not (number is None and self.may_differ(value)):
             return ""
-        text = f"Where `{self.in_name}` is None there is one object for all elements, "
+        text = f"`{self.in_name}` is None for it, so there is one object for all elements. "
         if self.may_differ(value):
-            return text + "into which no value that differs between them can be written."
+            return text + "The new values may differ between the elements, and one object cannot hold them all."
         return (
             text
-            + "and `in_place=True` writes a value that is the same for all of them, such as a single mask of a dropout."
+            + "The new value is the same for all elements, so `in_place=True` would keep it (a dropout then has one "
+            "mask for all)."
         )
 
     def may_differ(self, value: Any) -> bool:
@@ -320,8 +321,8 @@ class PmapTransform(VmapTransform):
         if number not in call.leaf_records_with_label(None):
             return super().unwritable(call, number, value)
         return (
-            "Where `in_axes` is None there is one object for all devices, and `in_place=True` writes what the first "
-            "device has into it, whatever the others have."
+            "`in_axes` is None for it, so there is one object for all devices. `in_place=True` would write the value "
+            "of the first device into it, whatever the others have."
         )
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
@@ -430,8 +431,8 @@ class ShardMapTransform(MappingTransform):
         # In place, the labels of changed arguments are among those of the results.
         if _INFERRED in (result_labels or ()):
             raise ValueError(
-                "`Policy(in_place=True)` writes changed arguments back, and needs `in_specs` to know how they are "
-                "sharded. For example:\n"
+                "`sharedtree.shard_map` with `in_place=True` was called without `in_specs`. It writes changed "
+                "arguments back, so it must know how they are sharded. Pass `in_specs`, for example:\n"
                 "    in_specs = jax.sharding.PartitionSpec()"
             )
         options = {**self.options, self.out_name: LeafGroups(result_labels or ())}

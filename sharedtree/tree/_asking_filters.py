@@ -566,7 +566,11 @@ def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError
     """Makes the error for a part of a prefix that is no filter at the path of a leaf."""
     path, name = jtu.keystr(keys), option.name
     if callable(part):
-        advice = f"If it is to be called with each leaf:\n    {name} = lambda leaf: spec(leaf)"
+        advice = (
+            "It is a part of the tree, although it can be called. To call it with each leaf, put it into a function:\n"
+            f"    spec = {name}{path}\n"
+            f"    {name} = equinox.tree_at(lambda tree: tree{path}, {name}, lambda leaf: spec(leaf))"
+        )
     elif isinstance(part, str):
         advice = (
             "Inside a tree, a string counts as a static value. To select by a tag of NNX, put it into a list:\n"

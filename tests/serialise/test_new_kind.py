@@ -37,7 +37,7 @@ def test_a_new_kind_is_one_row(package):
     assert loaded == "{'rate': Fraction(1, 2), Fraction(1, 2): [Fraction(1, 2)]}"
     assert "['rate']  Fraction(1, 2)" in inspected
     assert "[Fraction(1, 2)]  list" in inspected
-    assert audited == "The file names no classes and no functions."
+    assert audited == "The file refers to no classes and no functions."
     assert len(refused) == 5
     assert "ZeroDivisionError" in refused[0]
     assert operands == ["child", "child"]

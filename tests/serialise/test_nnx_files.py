@@ -367,7 +367,7 @@ def test_what_a_file_refers_to_twice_is_one_object_and_contains_not_itself():
 
 def test_classes_that_are_not_there():
     for name in ("flax.nnx:Linaer", "flax.nnx.nowhere:Linear"):
-        with pytest.raises(st.errors.StructureMismatchError, match="names objects that are not there"):
+        with pytest.raises(st.errors.StructureMismatchError, match="that do not exist here"):
             forged(lambda entry, node, name=name: entry.update(name=name))
     for name in ("flax.nnx:Param", "flax.nnx:relu"):
         with pytest.raises(st.SharedTreeError):

@@ -110,7 +110,7 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
                 f"`{label}` cannot be written to: a model's arrays are mapped from it, by `load(mmap=True)`, and would "
                 "change. They could not be turned into memory first"
             )
-            raise OSError(errno.EBUSY, f"{fact} ({error.strerror}). {_COPY}\nNot written", name) from None
+            raise OSError(errno.EBUSY, f"{fact} ({error.strerror}). {_COPY}\nFile", name) from None
     # Mappings by others, such as `numpy.memmap`, cannot be turned into memory. They are an error if they hold an array
     # that is to be saved.
     foreign_ranges = list(_ranges_mapped_from(status))
@@ -143,8 +143,8 @@ def _require_no_overlap(numbers: Sequence[int], names: Sequence[str], file_name:
         more = f" and {len(numbers) - 1:,} more" if len(numbers) > 1 else ""
         label, first = printable(file_name), printable(names[numbers[0]])
         message = f"`{label}` cannot be written to: the array `{first}`{more} {why}"
-        # `OSError` appends `: 'name'` to its text, hence "Not written" at the end.
-        raise OSError(errno.EBUSY, f"{message}\nNot written", file_name)
+        # `OSError` appends `: 'name'` to its text, hence "File" at the end.
+        raise OSError(errno.EBUSY, f"{message}\nFile", file_name)
 
 
 def _id_of(status: os.stat_result) -> FileId:

@@ -239,8 +239,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         chunks = {tensor: [damage.chunk for damage in damages] for tensor, damages in by_tensor}
         lines = "\n".join(f"    `{printable(tensor)}`: {_chunks_text(numbers)}" for tensor, numbers in chunks.items())
         raise CorruptFileError(
-            f"`{self.label}` is damaged. These tensors have chunks of 4 MiB that do not have their digests:\n{lines}\n"
-            f"{_CHANGED}",
+            f"`{self.label}` is damaged: the checksums of these chunks (4 MiB each) are wrong:\n{lines}\n{_CHANGED}",
             tuple(chunks),
             all_damage[0].chunk,
         )
@@ -319,8 +318,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
         start = chunk * CHUNK_BYTES
         raise CorruptFileError(
             f"The tensor `{printable(tensor.name)}` in `{self.label}` is damaged: chunk {chunk} of "
-            f"{num_chunks(tensor.nbytes)}, bytes {start} to {start + len(data)} of the tensor, does not "
-            f"have the digest saved with it.\n{_CHANGED}",
+            f"{num_chunks(tensor.nbytes)}, bytes {start} to {start + len(data)} of the tensor, has "
+            f"another checksum than the one saved with it.\n{_CHANGED}",
             (tensor.name,),
             chunk,
         )

@@ -203,14 +203,14 @@ def _mode_of(target: str, user_path: str) -> int | None:
     if not stat.S_ISREG(mode):
         message = (
             f"`{shown}` is a device or a pipe, which cannot be replaced. Open it and write to the file object:\n"
-            f'    open({user_path!r}, "wb")\nNo regular file'
+            f'    open({user_path!r}, "wb")\nFile'
         )
         raise OSError(errno.EINVAL, message, user_path)
     # `/dev/stdout` may lead to a file that was removed, and is "/tmp/out (deleted)" then. But a file may as well be
     # called so.
     if target.endswith(_DELETED) and not user_path.endswith(_DELETED) and not _is_same(user_path, target):
         fact = f"`{shown}` is a file that was deleted, so no new file can take its place."
-        raise OSError(errno.EINVAL, f"{fact} {_advice_to_write_into(user_path)}\nNo name", user_path)
+        raise OSError(errno.EINVAL, f"{fact} {_advice_to_write_into(user_path)}\nFile", user_path)
     return mode & 0o777
 
 
@@ -251,11 +251,11 @@ def _require_folder(folder: str, name: str, user_path: str) -> None:
         obstacle = folder
         while not os.path.exists(obstacle):
             obstacle = os.path.dirname(obstacle)
-        message = f"`{shown}` cannot be there: `{printable(obstacle)}` is a file, and no folder.\nNo folder"
+        message = f"`{shown}` cannot be there: `{printable(obstacle)}` is a file, and no folder.\nFile"
         raise NotADirectoryError(error_number, message, obstacle)
     # This user may not enter the folder, or one above it.
     if error_number in (errno.EACCES, errno.EPERM):
-        message = f"The folder of `{shown}` may not be entered. {_advice_to_save_at_home(name)}\nNot entered"
+        message = f"The folder of `{shown}` may not be entered. {_advice_to_save_at_home(name)}\nFile"
         raise OSError(error_number, message, user_path)
     if error_number != errno.ENOENT:
         raise OSError(error_number, os.strerror(error_number), folder)
@@ -279,7 +279,7 @@ def _advice_to_save_at_home(name: str) -> str:
 def _advice_to_write_into(path: str) -> str:
     """Returns the advice to overwrite an existing file instead of replacing it."""
     return (
-        "Write into the existing file, which is incomplete until the end:\n"
+        "Overwrite the file itself. If that is interrupted, neither the old model nor the new one is left:\n"
         f'    with open({path!r}, "r+b") as file:\n'
         "        sharedtree.save(file, model)\n"
         "        file.truncate()"
@@ -329,7 +329,7 @@ def _errors_about_target(target: str, user_path: str) -> Iterator[None]:
             fix = _advice_to_write_into(user_path)
         else:
             fix = _advice_to_save_at_home(os.path.basename(target))
-        raise OSError(error.errno, f"{fact} {fix}\nNot written", user_path) from None
+        raise OSError(error.errno, f"{fact} {fix}\nFile", user_path) from None
 
 
 def _remove_stale(folder: str, prefix: str) -> None:

@@ -136,7 +136,7 @@ def _error_for_missing(
         main: module of the program that wrote the file.
         renames: the user's `renames`. The calls in the error repeat its entries.
     """
-    lines = ["The file names objects that are not there:"]
+    lines = ["The file refers to classes or functions that do not exist here:"]
     lines += [f"    `{current_names[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
     # Current name → name in a loaded module.
     moved = _find_moved_names([current_names[key] for key in faults], main)
@@ -156,7 +156,7 @@ def _error_for_missing(
     else:
         # The first name that is not of a library.
         first = next(name for (_, name), library in zip(faults, libraries, strict=True) if library is None)
-        lines += ["Install what is missing. If something was renamed or moved, give the new name:"]
+        lines += ["Install what is missing. If something was renamed or moved, give `sharedtree.load` the new name:"]
         lines += [f"    renames={{{renames_as_code(renames, {first: 'new_module:NewName'})}}}"]
     return StructureMismatchError("\n".join(lines))
 
@@ -270,9 +270,9 @@ def _error_for_refused(
         main: module of the program that wrote the file.
         renames: the user's `renames`. The calls in the error repeat its entries.
     """
-    lines = ["The file names classes or functions that are not trusted, and nothing was loaded:"]
+    lines = ["The file refers to classes or functions that are not trusted, so nothing was loaded:"]
     if all(verdict.not_imported for verdict in refused.values()):
-        lines = ["The file names classes or functions of modules that are not imported, and nothing was loaded:"]
+        lines = ["The file refers to classes or functions of modules that are not imported, so nothing was loaded:"]
     first_paths = [paths.get(key, ("",))[0] for key in refused]
     for ((kind, name), verdict), path in zip(refused.items(), first_paths, strict=True):
         place = f"`{printable(path)}`" if path else "the root"
@@ -508,6 +508,8 @@ def _advice_on_trust(
     # or a rename.
     roots = dict.fromkeys(map(root_of, file_names))
     if not moved and not absent and (PACKAGES | NAMES_ONLY).isdisjoint(roots):
+        packages = ", ".join([f"`{root}`" for root in roots])
+        yield f"Or, to trust every class and function in {packages}:"
         yield _load_call(trusted=[f'"{root}"' for root in roots], moved={}, renames=renames)
 
 

@@ -232,7 +232,8 @@ class _ClassChange:
                 "    __sharedtree_version__ = 1\n\n"
                 "    @classmethod\n"
                 "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
-                "        return fields  # those of that version, made into those of this one"
+                "        # change `fields` here, for example: fields['new_name'] = fields.pop('old_name')\n"
+                "        return fields"
             )
         return extra
 
@@ -300,10 +301,11 @@ class _ClassChange:
             raise StructureMismatchError(f"{versions}. Load it with the newer code, or with the class of that version.")
         if migrate is None:
             raise StructureMismatchError(
-                f"{versions}, but does not say how the fields become those of this version. Add to the class:\n"
+                f"{versions}, but no method that converts the old fields. Add one to the class:\n"
                 "    @classmethod\n"
                 "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
-                "        return fields  # those of that version, made into those of this one"
+                "        # change `fields` here, for example: fields['new_name'] = fields.pop('old_name')\n"
+                "        return fields"
             )
 
     def _may_be_set(self, name: Any) -> bool:

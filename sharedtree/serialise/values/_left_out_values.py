@@ -51,8 +51,9 @@ class LeaveOut:
         wrong = [entry for entry in entries if not _is_name_or_path(entry)]
         if wrong:
             raise ValueError(
-                f"`leave_out` has {wrong[0]!r}, which is neither the name of an attribute nor a path, as errors print "
-                'it. Name attributes:\n    sharedtree.save(path, tree, leave_out=["apply_fn", "tx"])'
+                f'`leave_out` has {wrong[0]!r}, which is neither the name of an attribute, such as "tx", nor a path, '
+                'such as ".state.tx" or "[\'tx\']". Name attributes:\n'
+                '    sharedtree.save(path, tree, leave_out=["apply_fn", "tx"])'
             )
         # An ordered set of the entries that have matched nothing so far.
         self._unused = dict.fromkeys(entries)

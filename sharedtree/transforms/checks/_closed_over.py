@@ -129,15 +129,15 @@ def report_closed_over(
             continue
         path = tree.text(records[0])
         message = (
-            f"`{path}` is differentiated, and the function also has this `{type(held.module).__name__}` "
-            f"{held.place}. Inside the function they are two objects, so the gradient misses a term."
+            f"`{path}` is differentiated, and the function also has the same `{type(held.module).__name__}` "
+            f"{held.place}, which is not. Inside the function they are two objects, so the gradient misses a term."
         )
         # If there is code for the function's module, it gets the whole path. Otherwise the code copies the argument.
         # Its name is the path up to the first `.` or `[`.
         owner, name = ("the function", path) if held.code else ("the argument", re.split(r"[.[]", path)[0])
         fix = (
-            f"For the whole gradient, let the function use `{path}` only. If the other one is meant as a constant, "
-            f"give {owner} a copy:\n"
+            f"For the whole gradient, use the module only through `{path}` inside the function. If the other one is "
+            f"meant as a constant, give {owner} a copy:\n"
             f"    {(held.code or '{0} = sharedtree.copy({0})').format(name)}"
         )
         report_untied(policy.on_untie, names.definition, message, fix, (path,), verb="cut")
@@ -180,7 +180,7 @@ def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModul
         elif isinstance(function, types.MethodType) or _is_equinox_method(function):
             if is_module(function.__self__):
                 code = f"f = sharedtree.copy({{}}).{function.__func__.__name__}"
-                yield _HeldModule(function.__self__, "as the object whose method it is", code)
+                yield _HeldModule(function.__self__, "as `self`", code)
             # The object of the method is its first argument.
             num_args += 1
             function = function.__func__
@@ -191,7 +191,7 @@ def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModul
             function = function.__dict__.get("__wrapped__", function)
         elif is_module(function) and not hasattr(type(function), "__wrapped__"):
             # A callable module. The next layer is the `__call__` of its class, with the module as first argument.
-            yield _HeldModule(function, "as the object that is called", "f = sharedtree.copy({})")
+            yield _HeldModule(function, "as `self` of its `__call__`", "f = sharedtree.copy({})")
             function = inspect.getattr_static(type(function), "__call__", function)
             num_args += 1
         else:

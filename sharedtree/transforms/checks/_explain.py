@@ -17,6 +17,7 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._comparison import short_text
+from ...core._printing import shown
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, distinguishing_text
 from ...core._structure import LEAF, FlatDag, Node
@@ -116,7 +117,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         f = f.wrapper()
     if not isinstance(f, FunctionTransform):
         raise TypeError(
-            "`explain` takes a function that was wrapped by `preserve_identities`:\n"
+            f"`explain` was given {shown(f)}, which is not wrapped by a transform of sharedtree. Wrap it:\n"
             "    sharedtree.explain(sharedtree.jit(f), model)"
         )
     policy = current_policy(f.policy)

@@ -651,6 +651,8 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         lines.append(f"To write {'the rest' if lines else 'it'} back into the caller's objects:")
         # The code has `in_place=True` for each transform that can write back, and `in_place=False` for the others.
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
+        if outermost.applied_to.endswith(".__wrapped__"):
+            lines.append("Or keep the decorator, and give it the option `in_place=True`.")
         scratch = [path for loss in losses for path in loss.scratch]
         if scratch:
             lines.append(f"That writes {_first_few(scratch)} back, too, unless the function changes a copy of it.")

@@ -295,28 +295,28 @@ def _message_about_other_value(path: Path, old_op: Op, op: Op, definition: Defin
         definition: where the function is defined.
     """
     old, new = _first_difference(_value_of(old_op), _value_of(op))
-    subject = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
-    subject += f", before {shown(old)})" if shown(old) != shown(new) else ")"
-    start = (
-        f"{subject} was different in each of the last traces of {definition}, so each value is traced and compiled "
-        "anew. "
-    )
+    text, name = jtu.keystr(path), type(new).__name__
     # The class has an `==`, so equal values share a trace. Partials have none, but `Static` compares their parts.
     if type(new).__eq__ is not object.__eq__ or isinstance(new, functools.partial):
+        before = f", before {shown(old)}" if shown(old) != shown(new) else ""
         return (
-            f"{start}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
-            "ignore this. `sharedtree.explain` lists the other static values."
+            f"The static value at `{text}` (now {shown(new)}{before}) was different in each of the last traces of "
+            f"{definition}, so each value is traced and compiled anew. If it can have any number of values, "
+            "pass it as an array, which is traced. If it has a few, ignore this. `sharedtree.explain` lists the other "
+            "static values."
         )
     if isinstance(new, types.FunctionType):
         return (
-            f"{start}Two functions are equal only if they are the same object. Make it once, before the first call, "
-            "or use a named function and bind the values that differ with `functools.partial`, which is compared by "
-            "its parts:\n"
+            f"The static value at `{text}` was another function object in each of the last traces of {definition}, so "
+            "each is traced and compiled anew. Two functions are equal only if they are the same object. Make it once, "
+            "before the first call, or use a named function and bind the values that differ with `functools.partial`, "
+            "which is compared by its parts:\n"
             "    act = functools.partial(leaky_relu, negative_slope=0.1)  # not: lambda x: leaky_relu(x, 0.1)"
         )
     return (
-        f"{start}Its class has no `==`, so two instances are equal only if they are the same object. Make it once, "
-        f"before the first call, or define in `{type(new).__name__}` when two are equal:\n"
+        f"The static value at `{text}` was another `{name}` object in each of the last traces of {definition}, so each "
+        "is traced and compiled anew. Its class has no `==`, so two are equal only if they are the same object. Make "
+        f"it once, before the first call, or define in `{name}` when two are equal:\n"
         "    def __eq__(self, other): return type(other) is type(self) and vars(other) == vars(self)\n"
         "    def __hash__(self): return hash(tuple(vars(self).items()))"
     )
