@@ -342,8 +342,9 @@ def an_array_that_was_tied_and_is_a_value(path):
     return of(lambda: identity(tied_dict()), st.UntiedWarning, after, **names)
 
 
-def _retraced(cls, function=lambda m: m.x * m.k):
-    f = st.jit(function)
+def _retraced(cls, function=None):
+    # A function of its own each time: one that was traced before would not be traced again.
+    f = st.jit(function or (lambda m: m.x * m.k))
 
     def provoke():
         for k in range(5):

@@ -454,8 +454,8 @@ def write(pending: Sequence[Any]) -> None:
             for name in removed:
                 object.__delattr__(target, name)
     except BaseException:
-        # Give the targets their old contents back, in reverse order. A target that refused to be written to refuses this,
-        # too, and the others get theirs all the same.
+        # Give the targets their old contents back, in reverse order. A target that refused to be written to refuses
+        # this, too, and the others get theirs all the same.
         for target, old in reversed(written):
             with contextlib.suppress(Exception):
                 _write(target, old)
