@@ -680,7 +680,7 @@ def two_replacements_for_what_is_tied(path):
 @scenario
 def a_cotangent_of_another_shape(path):
     pullback = st.vjp(lambda net: net, tied())[1]
-    after = lambda tangent: pullback(tangent)
+    after = lambda cotangent: pullback(cotangent)
     return of(lambda: pullback(tied().embed), MISMATCH, after, value=tied(), f=jnp.ones_like)
 
 
@@ -1247,6 +1247,8 @@ scenarios(
             eqx.nn.Shared((jnp.ones((2, 2)), jnp.ones((2, 2))), lambda pair: pair[1], lambda pair: pair[0].T)
         ),
         MISMATCH,
+        are_alternatives=True,
+        model=loose(),
     ),
     a_filter_that_disagrees=lambda: again(
         lambda spec: st.tree.filter(untied_arrays(), spec), INCONSISTENT, spec=Net(Leaf(True), Leaf(False))

@@ -360,7 +360,7 @@ def _merged(module: T, parameters: Any) -> T:
             first_text, text = jtu.keystr(first_path), jtu.keystr(path)
             raise SharingMismatchError(
                 f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\n"
-                "Nothing says which of the two is right.\n"
+                "One leaf can take only one object.\n"
                 f"{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
                 (first_text, text),
             )

@@ -56,8 +56,8 @@ def refusal_of(transform: Any) -> TypeError | None:
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
         return TypeError(
-            f"`sharedtree.preserve_identities` does not wrap `{title}`. Call it directly, with a `sharedtree.Dag` in the "
-            "place of each model.\n"
+            f"`sharedtree.preserve_identities` does not wrap `{title}`. Call it directly, with a `sharedtree.Dag` in "
+            "the place of each model.\n"
             "A `Dag` is a pytree in which a tied array is one leaf. Your functions get `Dag`s (`dag.tree` is the "
             f"model), and must return `Dag`s in the place of models ({_SECTION}):\n"
             f"{_DAG_FORMS[transform]}"
