@@ -680,7 +680,7 @@ def two_replacements_for_what_is_tied(path):
 @scenario
 def a_cotangent_of_another_shape(path):
     pullback = st.vjp(lambda net: net, tied())[1]
-    after = lambda cotangent: pullback(cotangent)
+    after = lambda tangent: pullback(tangent)
     return of(lambda: pullback(tied().embed), MISMATCH, after, value=tied(), f=jnp.ones_like)
 
 

@@ -145,15 +145,11 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
             # The error suggests to filter the value. A filter for arrays and numbers would keep a module's static
             # number, so there the filter is for arrays alone.
             filter_name = "is_inexact_array" if type(records[number][0]) is Static else "is_inexact_array_like"
-            # A rule for cotangents returns those of the arguments. A rule for tangents returns that of the result.
-            owner = "result" if fit.are_cotangents != fit.is_of_rule else "arguments"
-            word = "cotangent" if fit.are_cotangents else "tangent"
             raise SharingMismatchError(
-                f"`{path}` does not fit the {owner} of the function under `{fit.title}`: there must be {misfit}.\n"
-                f"A {word} has the structure of the value that it belongs to, with None where it is not "
-                f"differentiated{' or where it is zero' if fit.none_is_zero else ''}. Make it from the value, with a "
-                "function `f`:\n"
-                f"    {word} = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{filter_name}))",
+                f"`{path}` does not fit what `{fit.title}` differentiates: there must be {misfit}.\n"
+                "Tangents and cotangents have the shape of the value that they belong to, with None where it is not "
+                f"differentiated{' or where they are zero' if fit.none_is_zero else ''}:\n"
+                f"    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{filter_name}))",
                 (path,),
             )
         values_of.setdefault(number, []).append(ValueAtPath(value, pair.path))
@@ -243,7 +239,7 @@ def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any
             type(op) is Static and op == value_op and (fit.are_cotangents or type(op.peek()) not in (float, complex))
         )
         fits = value is None or is_ignored or _is_float0(value) or is_equal_static
-        expected = "None, since it is not differentiated"
+        expected = "None, for it is not differentiated"
     actual = "None" if value is None else _in_words(value_op, op, len(value_children))
     return None if fits else f"{expected}, but there is {actual}"
 

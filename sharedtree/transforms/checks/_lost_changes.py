@@ -574,7 +574,10 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
     else:
         start = f"{definition} {outermost.description()}, but the change is lost: "
         if outermost.keeps_tracers:
-            lines = [f"{start}`self` is not an argument of the function under `{title}`, so tracers are left in it."]
+            lines = [
+                f"{start}`self` is not an argument of the function under `{title}`, so tracers are left in it. Let the "
+                "function take it as an argument."
+            ]
         elif is_in_place:
             lines = [f"{start}the transform around `{title}` has `in_place=True`, but `{title}` itself has not."]
         else:
@@ -648,10 +651,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
     lines = list(dict.fromkeys(loss.obstacle for loss in losses if loss.obstacle))
     can_be_written = not outermost.obstacle and any(loss.all_paths and not loss.obstacle for loss in losses)
     if can_be_written:
-        if outermost.keeps_tracers and not lines:
-            lines.append("Pass the object as the first argument, to write the change back into it:")
-        else:
-            lines.append(f"To write {'the rest' if lines else 'it'} back into the caller's objects:")
+        lines.append(f"To write {'the rest' if lines else 'it'} back into the caller's objects:")
         # The code has `in_place=True` for each transform that can write back, and `in_place=False` for the others.
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
         scratch = [path for loss in losses for path in loss.scratch]
