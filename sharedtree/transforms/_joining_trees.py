@@ -417,12 +417,14 @@ def describe_beside(op: Op, partner: Op) -> str:
     """
     if type(op) is not Node:
         return op_text(op)
-    is_same_class = type(partner) is Node and op.type.cls is partner.type.cls
-    if is_same_class and not issubclass(op.type.cls, dict):
-        return f"a `{op.type.cls.__name__}` with {static_data_text(op, partner)}"
-    word = "keys" if issubclass(op.type.cls, dict) else "static data"
-    data_of_partner = partner.aux.peek() if is_same_class else None
-    return f"a `{op.type.cls.__name__}` with the {word} {distinguishing_text(op.aux.peek(), data_of_partner)}"
+    name, is_dict = op.type.cls.__name__, issubclass(op.type.cls, dict)
+    data_of_partner = None
+    if type(partner) is Node and op.type.cls is partner.type.cls:
+        if not is_dict:
+            return f"a `{name}` with {static_data_text(op, partner)}"
+        data_of_partner = partner.aux.peek()
+    word = "keys" if is_dict else "static data"
+    return f"a `{name}` with the {word} {distinguishing_text(op.aux.peek(), data_of_partner)}"
 
 
 _FIX = (
