@@ -204,10 +204,11 @@ _WORDING = Wording(
         "    state = state.replace(params=sharedtree.tree.map(f, state.params))",
     ),
     meant=("If the state is meant to have no ties, untie it before:", "    state = sharedtree.untie(state)"),
-    untied_state="`TrainState.create` makes a tied state, `state.tx.init` does not. Begin with a new state:\n"
+    untied_state="`TrainState.create` makes such a state, `state.tx.init` does not. Begin with a new state, without "
+    "the moments so far:\n"
     "    fresh = sharedtree.optimizer(state.tx).init(state.params)\n"
     "    state = state.replace(opt_state=fresh)\n"
-    "Or, if the slots of tied parameters are equal, tie them:\n"
+    "Or, if the arrays for both paths are equal in `state.opt_state`, tie them:\n"
     "    state = state.replace(opt_state=sharedtree.retie(state.opt_state, like=fresh))",
     new_state="    fresh = sharedtree.optimizer(state.tx).init(state.params)\n"
     "    state = state.replace(opt_state=fresh)",

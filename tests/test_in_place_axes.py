@@ -123,9 +123,9 @@ def test_what_is_not_mapped_and_gets_a_value_for_each_element(wrapper):
     wrap, x = WRAPPERS[wrapper], jnp.arange(3.0)
     for adapt, arguments, in_axes, begin in UNMAPPED.values():
         model = counter()
-        with pytest.raises(ValueError, match="in_axes None") as caught:
+        with pytest.raises(ValueError, match="has `in_axes` None") as caught:
             wrap(adapt(add), in_axes=in_axes, in_place=True)(*arguments(model, x))
-        assert str(caught.value).startswith(f"`{begin}.layer.x` has the in_axes None")
+        assert str(caught.value).startswith(f"`{begin}.layer.x` has `in_axes` None")
         assert "out_axes" not in str(caught.value)
         assert model.layer.x == 0
         mapped = wrap(adapt(add_mean), in_axes=in_axes, in_place=True, axis_name="batch")

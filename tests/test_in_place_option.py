@@ -212,7 +212,10 @@ OF_BOUND = {
 def test_what_is_bound_to_a_model_is_refused_before_it_is_traced(cls, name):
     model = cls()
     for function in (model, model.again, functools.partial(model.again), functools.partial(model, x=jnp.ones(2))):
-        with pytest.raises(TypeError, match=r"bound to a `(NNX)?Counter`") as error, st.Context(IN_PLACE):
+        with (
+            pytest.raises(TypeError, match=r"because the `(NNX)?Counter` that it changes is not an argument") as error,
+            st.Context(IN_PLACE),
+        ):
             OF_BOUND[name](function)
         assert "lambda model, *args, **kwargs: model" in str(error.value)
     assert float(jnp.asarray(model.count)) == 0

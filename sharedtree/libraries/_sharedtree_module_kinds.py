@@ -345,8 +345,9 @@ def _undeclared(cls: Any) -> str | None:
 def _unassigned_mark_error(cls: Any, name: str) -> UnregisteredTypeError:
     """Returns the error for a marked value put into the `__dict__` without an assignment."""
     return UnregisteredTypeError(
-        f"`{cls.__name__}.{name}` was marked, but not set by an assignment, as in a frozen dataclass. Leave out "
-        "`frozen=True`, or declare the field:\n"
+        f"`{cls.__name__}.{name}` got a `sharedtree.parameter(...)` or `sharedtree.state_field(...)`, but without an "
+        "assignment.\n"
+        "A frozen dataclass sets its attributes without one. Leave out `frozen=True`, or declare the field:\n"
         f"    {name}: jax.Array = sharedtree.parameter()",
         (f".{name}",),
     )
@@ -382,8 +383,9 @@ def require_markable(value: Any, kind: AttributeKind, head: str) -> None:
     # The error about hidden arrays or modules says more than the next one.
     require_no_hidden_children(value, head)
     raise UnregisteredTypeError(
-        f"{head} is {_NAMES[kind]}, but {shown(value)} is not something that JAX can trace: an array, a number, a "
-        "module or a container of these. Delete the attribute, so that it loses its mark:\n"
+        f"{head} is {_NAMES[kind]}, and cannot be {shown(value)}. It must be an array, a number, a module or a "
+        "container of these.\n"
+        f"Delete the attribute first, so that it is no longer {_NAMES[kind]}:\n"
         "    del module.attribute\n"
         "    module.attribute = value",
         ("",),

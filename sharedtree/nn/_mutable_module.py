@@ -360,7 +360,7 @@ def _merged(module: T, parameters: Any) -> T:
             first_text, text = jtu.keystr(first_path), jtu.keystr(path)
             raise SharingMismatchError(
                 f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\n"
-                "Nothing says which of the two is right.\n"
+                "One leaf can take only one object.\n"
                 f"{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
                 (first_text, text),
             )
@@ -464,10 +464,19 @@ def _side_by_side(module: FlatDag, parameters: FlatDag) -> Iterator[tuple[int, i
 
 def _of_another_shape(path: Path, op: Node, source_op: Op) -> SharingMismatchError:
     """Returns the error for parameters that have another class or other children at a path than the module."""
-    text, source_name = jtu.keystr(path), source_op.type.cls.__name__ if type(source_op) is Node else "leaf"
+    text, name = jtu.keystr(path), op.type.cls.__name__
+    source_name = source_op.type.cls.__name__ if type(source_op) is Node else "leaf"
+    if type(source_op) is Node and source_op.type.cls is op.type.cls:
+        fact = f"The `{name}`{f' at `{text}`' if text else ''} has other children in the parameters than in the module."
+    elif not text:
+        fact = f"The parameters are a `{source_name}`, where the module is a `{name}`."
+    else:
+        fact = f"The parameters have a `{source_name}` at `{text}`, where the module has a `{name}`."
     return SharingMismatchError(
-        f"The parameters do not fit the module at `{text}`: the module has a `{op.type.cls.__name__}`, the parameters "
-        f"have a `{source_name}`, or one with another number of children. Merge parameters of the same module:\n"
-        "    module = module.merge(sharedtree.tree.map(update, module.parameters()))",
+        f"{fact}\n"
+        "Merge parameters that come from `module.parameters()` of the same module. A function `update` may change each "
+        "of them:\n"
+        "    params = sharedtree.tree.map(update, module.parameters())\n"
+        "    module = module.merge(params)",
         (text,),
     )

@@ -137,12 +137,12 @@ def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path
         # The first sentence of the error, which says what `get` returned.
         fact, _, _ = str(error).partition(".\n")
         raise SharingMismatchError(
-            f"The `equinox.nn.Shared`{_at(path)} cannot be unwrapped, because its {fact}.\n"
-            "A computed array, such as a transpose, is another object, and a tie is one object. Keep the wrapper, "
-            "which every transform of `sharedtree` takes as it is. Or let both layers hold the array itself, and "
-            "compute where it is used:\n"
-            "    logits = x @ model.embed.weight.T\n"
-            "Or tie the two arrays through the function, with `through=` of `sharedtree.tie`.",
+            f"`unwrap_shared` cannot unwrap the `equinox.nn.Shared`{_at(path)}: its {fact}.\n"
+            "A computed array, such as a transpose, is a new array, not the shared one. You can keep the wrapper, "
+            "which every transform of `sharedtree` can take. Or tie the two arrays through the function:\n"
+            "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)\n"
+            "Or let both layers hold one array, and compute where it is used:\n"
+            "    logits = x @ model.embed.weight.T",
             (path,),
         ) from None
 

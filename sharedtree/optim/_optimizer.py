@@ -180,7 +180,7 @@ def optimizer_with(
         for name, value in extra.items():
             extra[name] = _translated(value, models, name, params)
         cut_updates = models.cut(updates, "updates")
-        cut_state = models.cut(state, "state", wording.untied_state)
+        cut_state = models.cut(state, "state of the optimizer", wording.untied_state)
         cut_params = None if params is None else models.cut(params, "params")
 
         # Call optax. A parameter may have no gradient if the transformation has no slots, as `optax.sgd` without

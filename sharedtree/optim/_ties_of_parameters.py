@@ -550,7 +550,8 @@ def _two_objects(first_path: str, second_path: str, name: str, advice: str) -> S
     """Returns the error for a tree with two objects for one parameter of the model."""
     return SharingMismatchError(
         f"`{first_path}` and `{second_path}` are one parameter of the model, but two objects in the {name}.\n"
-        f"A tied parameter has one gradient, the sum over its paths, and one slot in the optimizer's state. {advice}",
+        "A tied parameter has one gradient, the sum over its paths, and one array of each kind in the optimizer's "
+        f"state. {advice}",
         (first_path, second_path),
     )
 
@@ -655,7 +656,8 @@ OF_OPTIMIZERS = Wording(
         "    model = sharedtree.untie(model)\n    state = optimizer.init(model)",
     ),
     # untied_state
-    "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n    state = optimizer.init(model)",
+    "Change a state with `sharedtree.tree.map`, which keeps its ties. Or begin with a new state, without the moments "
+    "so far:\n    state = optimizer.init(model)",
     # new_state
     "    state = optimizer.init(model)",
 )

@@ -592,12 +592,12 @@ def _described(tree: FlatDag, number: int, counterpart: int) -> str:
     if type(op) is Node:
         data = ""
         if type(counterpart_op) is Node and op.type.cls is counterpart_op.type.cls:
-            data = f" with {_static_data(op, counterpart_op)}"
+            data = f" with {static_data_text(op, counterpart_op)}"
         return f"of the class `{op.type.cls.__name__}`{data}"
     return f"the static value {shown(op.peek())}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _static_data(node: Node, counterpart: Node) -> str:
+def static_data_text(node: Node, counterpart: Node) -> str:
     """Prints the static data of a node that differ from those of another node of the same class.
 
     For a class with fields, the first fields that differ are printed as `name=value`. Else all data are printed.

@@ -207,13 +207,13 @@ class _Question(NamedTuple):
         except AttributeError as error:
             if type(error.obj) is not _Marker:
                 raise
-            fact = f"takes `.{error.name}` of a leaf, but is called on a stand-in without values"
+            fact = f"takes `.{error.name}` of a leaf, but must return nodes of the tree as they are"
             raise self._refusal(fact) from None
         except TypeError as error:
             # Errors of Python name the class, those of JAX may print the object.
             if not any(text in str(error) for text in (_Marker.__name__, "<leaf ")):
                 raise
-            raise self._refusal("computes with a leaf, but is called on a stand-in without values") from None
+            raise self._refusal("computes with a leaf, but must return nodes of the tree as they are") from None
 
         # The answer is one entry or a container of entries. A node of the tree is one entry, although JAX would take it
         # apart.
@@ -319,7 +319,9 @@ class _Question(NamedTuple):
             fact: says what it does, as a predicate, such as "computes with a leaf".
         """
         return SharingMismatchError(
-            f"`{self.name}` {fact}.\nReturn nodes or leaves of the tree itself, and do not compute with them:\n"
+            f"`{self.name}` {fact}.\n"
+            f"sharedtree calls `{self.name}` with a placeholder without a value for each leaf. Return modules or "
+            "leaves of the tree, and do not compute with them:\n"
             f"    {self.name}=lambda m: (m.embed.weight, m.head.weight)"
         )
 
@@ -332,13 +334,13 @@ class _Question(NamedTuple):
         """
         paths = [self.tree.below(self.root).text(number) for number in nones]
         message = (
-            f"`{self.name}` returned `None`, and it is not clear which one: it answers differently if a stand-in "
-            "replaces each `None` of the tree.\n"
-            f"`None` is one object in all of Python. Name {'the one' if len(paths) == 1 else 'each'} by its path"
+            f"`{self.name}` returned `None`, and it is not clear which one in the tree it means, since `None` is one "
+            "object in all of Python.\n"
+            f"Name {'it' if len(paths) == 1 else 'each'} by its path"
         )
         if none_fix is None:
             return SharingMismatchError(f"{message}.", paths)
-        return SharingMismatchError(f"{message}, and let it count as a leaf:\n{none_fix(paths[0])}", paths)
+        return SharingMismatchError(f"{message}, and let `None` count as a leaf:\n{none_fix(paths[0])}", paths)
 
     def _depends_on_leaves(self, records: list[int], number: int | None) -> SharingMismatchError:
         """Makes the error for a function that answers differently for stand-ins and for the tree.
@@ -350,14 +352,14 @@ class _Question(NamedTuple):
         """
         subtree = self.tree.below(self.root)
         if number is None:
-            fact = f"{len(records)} nodes if stand-ins replace the leaves, and something else for the tree itself"
+            fact = f"{len(records)} objects for placeholders in the place of the leaves, and others for the leaves"
         else:
             place = subtree.text(number) or "the whole tree"
-            fact = f"`{place}` if stand-ins replace the leaves, and another object for the tree itself"
+            fact = f"`{place}` for placeholders in the place of the leaves, and another object for the leaves"
         return SharingMismatchError(
             f"`{self.name}` must not depend on the leaves of the tree, but it returns {fact}.\n"
-            f"`{self.name}` must select nodes by the structure of the tree only. If it needs leaves, let it read "
-            "those of the model:\n"
+            f"sharedtree calls `{self.name}` with placeholders, so it can use the structure of the tree only. If it "
+            "needs the values of leaves, let it read them from `model`, beside the leaves of its argument:\n"
             f"    {self.name} = lambda m: [leaf for leaf, value in zip(jax.tree.leaves(m), jax.tree.leaves(model)) if "
             "isinstance(value, jax.Array)]",
             () if number is None else (subtree.text(number),),

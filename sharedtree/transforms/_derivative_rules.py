@@ -126,9 +126,9 @@ class RuleTransform(FunctionTransform):
         """
         vanilla = public_name(self.transform) or "jax.custom_vjp"
         return TypeError(
-            f"`{self.transform_name}` has no adapter for {rules}.\n"
-            "Their arguments or results are not those of the usual rules. Set them on a function of a "
-            "`sharedtree.Dag`, which every transform takes as it is (docs/transforms.md, “Transforms that need no "
+            f"`{self.transform_name}` cannot keep ties in {rules}.\n"
+            "Their arguments or results are not those of the usual rules. Set them on this function of a "
+            "`sharedtree.Dag`, and call it with `sharedtree.Dag(model)` (docs/transforms.md, “Transforms that need no "
             "adapter”):\n"
             f"    f_of_dag = {vanilla}(lambda dag: f(dag.tree){option})"
         )

@@ -34,6 +34,7 @@ from ..core._printing import code_that_unties
 from ..core._sharing import Mismatch, op_text, pairs
 from ..core._static_values import Static, distinguishing_text
 from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical_records, intern
+from ..ties._tie_and_untie import static_data_text
 
 _MAX_SEPARATED = 8
 """How many places of a tie an error names in its code."""
@@ -411,19 +412,24 @@ def describe_beside(op: Op, partner: Op) -> str:
 
     Args:
         op: operation of the record.
-        partner: operation of the second record. If the static data of both prints alike, the description has only the
-            first part in which they differ.
+        partner: operation of the second record. If both are nodes of one class, the description has only the static
+            data in which they differ: "a `Net` with steps=1".
     """
     if type(op) is not Node:
         return op_text(op)
-    word = "keys" if issubclass(op.type.cls, dict) else "static data"
-    data_of_partner = partner.aux.peek() if type(partner) is Node and op.type.cls is partner.type.cls else None
-    return f"a `{op.type.cls.__name__}` with the {word} {distinguishing_text(op.aux.peek(), data_of_partner)}"
+    name, is_dict = op.type.cls.__name__, issubclass(op.type.cls, dict)
+    data_of_partner = None
+    if type(partner) is Node and op.type.cls is partner.type.cls:
+        if not is_dict:
+            return f"a `{name}` with {static_data_text(op, partner)}"
+        data_of_partner = partner.aux.peek()
+    word = "keys" if is_dict else "static data"
+    return f"a `{name}` with the {word} {distinguishing_text(op.aux.peek(), data_of_partner)}"
 
 
 _FIX = (
-    "Static values are part of the structure, which must be the same on both sides. Make a value that changes an "
-    "array:\n"
+    "Static values are part of the structure, which must be the same on both sides. If a static value is to change, "
+    "let it be an array:\n"
     "    steps: jax.Array                   # not: eqx.field(static=True)"
 )
 

@@ -356,12 +356,12 @@ def _refuse_doubtful_objects(
     op, children = pair_records[shared]
     kind = "an array" if shared == leaf else op_text(op, len(children))
     raise SharingMismatchError(
-        f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one object, {kind}, for all of "
-        f"them, at {listed(paths_of[shared])}. This may be the gradient of each path or already their sum.\n"
-        "If it is the gradient of each path, untie it, and the parts are added up:\n"
-        "    g = sharedtree.untie(g)\n"
-        "If it is the sum, tie it like the model, and it counts once:\n"
-        "    g = sharedtree.retie(g, like=m)",
+        f"A rule of `{fit.title}` returned one object, {kind}, as {listed(paths_of[shared])}, which are tied. It is "
+        "not clear whether that is the gradient of each path or already their sum.\n"
+        "If it is the gradient of each path, untie it. The gradients are then added up:\n"
+        "    cotangent = sharedtree.untie(cotangent)\n"
+        "If it is the sum already, tie it like the argument `model`:\n"
+        "    cotangent = sharedtree.retie(cotangent, like=model)",
         paths_of[shared],
     )
 

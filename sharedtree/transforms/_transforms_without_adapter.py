@@ -20,20 +20,23 @@ from ._option_lists import title_of
 _SECTION = "docs/transforms.md, “Transforms that need no adapter”"
 
 _DAG_FORMS: dict[Callable[..., Any], str] = {
-    jax.lax.custom_root: "jax.lax.custom_root(f, sharedtree.Dag(guess), solve, tangent_solve).tree",
-    jax.lax.custom_linear_solve: "jax.lax.custom_linear_solve(matvec, sharedtree.Dag(b), solve, symmetric=True).tree",
-    jax.closure_convert: "jax.closure_convert(f, sharedtree.Dag(model))",
-    eqx.filter_closure_convert: "equinox.filter_closure_convert(f, sharedtree.Dag(model))",
-    jax.pure_callback: "jax.pure_callback(host, sharedtree.Dag(shapes), sharedtree.Dag(model)).tree",
+    jax.lax.custom_root: ("    result = jax.lax.custom_root(f, sharedtree.Dag(guess), solve, tangent_solve).tree"),
+    jax.lax.custom_linear_solve: (
+        "    result = jax.lax.custom_linear_solve(matvec, sharedtree.Dag(b), solve, symmetric=True).tree"
+    ),
+    jax.closure_convert: "    converted, constants = jax.closure_convert(f, sharedtree.Dag(model))",
+    eqx.filter_closure_convert: "    converted = equinox.filter_closure_convert(f, sharedtree.Dag(model))",
+    jax.pure_callback: "    result = jax.pure_callback(host, sharedtree.Dag(shapes), sharedtree.Dag(model)).tree",
     jax.experimental.io_callback: (
-        "jax.experimental.io_callback(host, sharedtree.Dag(shapes), sharedtree.Dag(model)).tree"
+        "    result = jax.experimental.io_callback(host, sharedtree.Dag(shapes), sharedtree.Dag(model)).tree"
     ),
     eqx.filter_pure_callback: (
-        "equinox.filter_pure_callback(host, sharedtree.Dag(model), result_shape_dtypes=sharedtree.Dag(shapes)).tree"
+        "    result = equinox.filter_pure_callback(host, sharedtree.Dag(model), "
+        "result_shape_dtypes=sharedtree.Dag(shapes)).tree"
     ),
-    jax.debug.callback: "jax.debug.callback(host, sharedtree.Dag(model))",
+    jax.debug.callback: "    jax.debug.callback(host, sharedtree.Dag(model))",
 }
-"""Transform → code of its call with a `Dag` in the place of the model. The user's functions get `Dag`s, too."""
+"""Transform → its call with a `Dag` in the place of the model, as a line of code. The user's functions get `Dag`s."""
 
 _READY_MADE: dict[Callable[..., Any], str] = {
     eqx.filter_custom_vjp: "custom_vjp",
@@ -53,10 +56,11 @@ def refusal_of(transform: Any) -> TypeError | None:
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
         return TypeError(
-            f"`sharedtree.preserve_identities` does not wrap `{title}`, which takes a `sharedtree.Dag` as it is.\n"
-            "In a `Dag` a tied array is one leaf. Pass one in the place of each model. The functions get and return "
-            f"`Dag`s, too ({_SECTION}):\n"
-            f"    result = {_DAG_FORMS[transform]}"
+            f"`sharedtree.preserve_identities` does not wrap `{title}`. Call it directly, with a `sharedtree.Dag` in "
+            "the place of each model.\n"
+            "A `Dag` is a pytree in which a tied array is one leaf. Your functions get `Dag`s (`dag.tree` is the "
+            f"model), and must return `Dag`s in the place of models ({_SECTION}):\n"
+            f"{_DAG_FORMS[transform]}"
         )
     if transform in _READY_MADE:
         return TypeError(

@@ -64,9 +64,10 @@ class OpaqueTransform(FunctionTransform):
         for name, option in self.options.items():
             if any(map(is_module, jtu.tree_leaves(option, is_leaf=is_module))):
                 raise TypeError(
-                    f"`{name}` of `{self.transform_name}` has values for parts of a module, but this transform has no "
-                    "registered adapter that could pass them on. Give one value for the whole module, or name a known "
-                    "transform with the same options:\n"
+                    f"`{name}` has different values inside one module, but sharedtree does not know how "
+                    f"`{self.transform_name}` reads `{name}`.\n"
+                    "Give one value for the whole module. Or, if the transform has the options of `jax.vmap`, for "
+                    "example, register it with them:\n"
                     "    sharedtree.register_transform(transform, jax.vmap)"
                 )
         # The base applies the vanilla transform, which raises its own errors.
@@ -379,8 +380,9 @@ class UnregisteredTransform(OpaqueTransform):
         """
         if policy.in_place:
             raise ValueError(
-                f"`{self.transform_name}` cannot be used with `in_place=True`, which makes the function return its "
-                "changes, too: it is not registered. If it takes any function with any result, register it:\n"
+                f"`{self.transform_name}` cannot be used with `in_place=True`, because it is not registered.\n"
+                "With `in_place=True` the function returns its changes besides its result. If the transform can handle "
+                "a function with any result, register it:\n"
                 "    sharedtree.register_transform(transform)"
             )
         return super().call_in_python(args, kwargs, policy)

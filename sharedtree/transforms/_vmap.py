@@ -292,11 +292,13 @@ class VmapTransform(MappingTransform):
                 error.args = (re.sub(rf"argument {name}\b", f"kwargs['{name}']", str(error)),)
         match = _UNMAPPED_BUT_BATCHED.fullmatch(str(error))
         if match is not None and isinstance(error, ValueError):
-            path = match[1]
+            # For a class without keys, JAX's path ends in `[<flat index 0>]`, which is no name of the user's.
+            holder, _, index = match[1].partition("[<flat index")
+            place = f"An array in `{holder}`" if index else f"`{holder}`"
             options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
             error.args = (
-                f"`{path}` has the {self.in_name} None, so all elements share it, but the function assigns a "
-                "different value for each. `in_place=True` cannot write several values into one object.\n"
+                f"{place} has `{self.in_name}` None, so all elements share one value, but the function assigns a "
+                "different value in each element. `in_place=True` cannot write several values into one object.\n"
                 'Assign a value that all elements have in common, such as `jax.lax.pmean(value, "batch")`, and name '
                 "the axis:\n"
                 f"    f = {in_code(self.transform_name, options, 'f')}\n"

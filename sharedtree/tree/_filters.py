@@ -281,8 +281,8 @@ def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path
         return option.calls_with
     if not takes_leaf and not takes_two:
         raise TypeError(
-            f"{definition_of(function)} cannot be a filter for `{option.name}`, since it takes neither one argument, "
-            "a leaf, nor two, a path and the value there. These functions can:\n"
+            f"{definition_of(function)} cannot be a filter for `{option.name}`. A filter must take one argument (a "
+            "leaf) or two (a path and the value there):\n"
             f"    {option.code}lambda leaf: leaf.ndim > 1)\n"
             f"    {option.code}lambda path, value: path[-1] != 'bias')"
         )
@@ -327,13 +327,18 @@ def _checked(answer: Any, function: Callable[..., Any], place: LeafPlace, option
 
 def _no_filter(spec: Any, option: Option) -> TypeError:
     """Returns the error for a specification if it is no filter."""
-    advice = "For example:"
+    position = ""
     # `grad(f, wrt=1)` is `argnums` by mistake.
     if isinstance(spec, int) and option.code.startswith("sharedtree.grad"):
-        advice = "`argnums` selects the argument:\n    sharedtree.grad(f, argnums=1)\n`wrt` selects its leaves:"
+        position = (
+            "To differentiate with respect to the argument at a position, use `argnums`:\n"
+            "    sharedtree.grad(f, argnums=1)\n"
+            f"`{option.name}` selects leaves inside the argument. "
+        )
     return TypeError(
-        f"`{option.name}` must be a filter, not {shown(spec)}: a class, a tag, a function of a leaf or of a path and "
-        f"a value, several of these, or a tree of booleans. {advice}\n"
+        f"`{option.name}` must be a filter, but is {shown(spec)}.\n"
+        f"{position}A filter may be a class, a tag of Flax NNX, a function (of a leaf, or of a path and a value), a "
+        "tuple of these, or a tree of booleans. For example:\n"
         f"    {option.code}lambda path, value: path[-1] != 'bias')"
     )
 

@@ -505,7 +505,7 @@ def _aligned_records(
             in_containers = pair.left in FlatDag.of(structure).outside
             raise SharingMismatchError(
                 f"`{path1}` and `{path2}` are one leaf in {names.title}, but two objects in `{names.name}`.\n"
-                "Nothing says which of the two is right.\n"
+                "One leaf can take only one object.\n"
                 f"{names.advice(names.name, names.like, in_containers=in_containers)}",
                 (path1, path2),
             )

@@ -574,9 +574,12 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
     else:
         start = f"{definition} {outermost.description()}, but the change is lost: "
         if outermost.keeps_tracers:
-            lines = [f"{start}under `{title}` it is bound to `self`, which is no argument, so tracers remain in it."]
+            lines = [
+                f"{start}`self` is not an argument of the function under `{title}`, so tracers are left in it. Let the "
+                "function take it as an argument."
+            ]
         elif is_in_place:
-            lines = [f"{start}`{title}` is not in place, but the transform around it is."]
+            lines = [f"{start}the transform around `{title}` has `in_place=True`, but `{title}` itself has not."]
         else:
             lines = [f"{start}under `{title}` it works on copies of its arguments."]
         lines += ["Changes inside it are lost, too:"] if inside else []
@@ -638,9 +641,9 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         # The name of the first argument with a change: the path up to the first `.` or `[`.
         argument = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
         return [
-            "Return the changed object, if the caller needs it:",
+            "If the caller needs the changed object, return it:",
             f"    return result, {argument}",
-            "or declare that it may be lost (`in_place=True` would write it into the caller's object):",
+            "If the caller does not need the change, say so (`in_place=True` would write it into the caller's object):",
             # The code has `in_place=False`.
             *_code([outermost], is_in_place, lambda _: False),
         ]
@@ -660,7 +663,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         # With `in_place=False` at the outermost transform, the functions inside need no `in_place`. But the code also
         # has the inner transforms of the same function, as in `jit(grad(loss))`.
         chain = [loss for loss in losses if loss.place == outermost.place]
-        lines.append("If it may be lost, declare that:")
+        lines.append("If you do not need the change, say so:")
         # Only the outermost transform gets an `in_place`.
         lines += _code(chain, is_in_place, lambda loss: False if loss is outermost else None)
     return lines

@@ -87,9 +87,14 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
     is_frozen = getattr(getattr(type(module), "__dataclass_params__", None), "frozen", False)
     if node_type is None or node_type.is_plain or node_type.convention == "equinox" or is_frozen:
         return
+    name = type(module).__name__
+    function_in_words = (
+        f"a `{name}`" if called == "model" else f"`{called.removeprefix('model.')}`, a method of `{name}`"
+    )
     raise TypeError(
-        f"`{title}` with `in_place=True` cannot wrap a method that is bound to a `{type(module).__name__}`. This "
-        "object is no argument, so tracers would remain in it. Wrap a function that takes it:\n"
+        f"`{title}` with `in_place=True` cannot wrap {function_in_words}, because the `{name}` that it changes is not "
+        "an argument.\n"
+        f"Tracers would be left in it. Wrap this function, and pass the `{name}` as its first argument:\n"
         f"    f = lambda model, *args, **kwargs: {called}(*args, **kwargs)"
     )
 

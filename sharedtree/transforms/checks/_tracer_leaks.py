@@ -46,8 +46,9 @@ def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], N
         """Raises `StaticTracerError` if a value holds a tracer that is not allowed."""
         route = _route_to_tracer(value, outer)
         if route is not None:
+            where = f" ({route.removeprefix(', ')})" if route else ""
             raise StaticTracerError(
-                f"The result has a tracer in a static place, `{path()}`{route}.\n"
+                f"A static value of the result holds a tracer, at `{path()}`{where}.\n"
                 "Static values outlive the trace, but a tracer does not. Return the array in a traced field:\n"
                 "    weight: jax.Array                  # not: eqx.field(static=True)\n"
                 "If it is in a class that JAX does not know, register that class:\n"

@@ -96,7 +96,7 @@ def register_state(
         _registered[cls] = functions
     elif _registered.setdefault(cls, functions) is not functions:
         raise ValueError(
-            f"`{cls.__name__}` has functions for its state already. To replace them:\n"
+            f"`register_state` was called for `{cls.__name__}` before. To replace the functions given then:\n"
             f"    sharedtree.register_state({cls.__name__}, to_state, from_state, override=True)"
         )
 
