@@ -433,7 +433,7 @@ def test_pmap_in_place_of_one_object_for_all_devices():
     def see(model, x):
         model.x = x
 
-    with pytest.warns(st.errors.LostChangeWarning, match="`in_place=True` writes what the first device has"):
+    with pytest.warns(st.errors.LostChangeWarning, match="`in_place=True` would write the value of the first device"):
         st.pmap(see, in_axes=(None, 0))(Seen(), 3 + jnp.arange(8.0))
     model = Seen()
     st.pmap(see, in_axes=(None, 0), in_place=True)(model, 3 + jnp.arange(8.0))

@@ -290,7 +290,7 @@ class OfModules(NamedTuple):
 
 
 def of_sharedtree():
-    wrong = {"w": "text"}, st.errors.UnregisteredTypeError, r"`Model\.w` is a parameter, but 'text'"
+    wrong = {"w": "text"}, st.errors.UnregisteredTypeError, r"`Model\.w` is a parameter, and cannot be 'text'"
     return OfModules(Averaged, st.parameter, "_sharedtree_kinds", ("parameters", "no name", "", 3), wrong)
 
 
