@@ -502,7 +502,7 @@ DIFFERENT_EACH_TIME = {
     "object": (lambda i: Plain(i // 100), "`Plain` when two are equal"),
     "text": (lambda i: f"step {i}", "pass it as an array"),
     "partial": (lambda i: functools.partial(jnp.add, i), "pass it as an array"),
-    "in a config": (lambda i: KINDS["frozen config"]().__class__(act=lambda x: x), "was different"),
+    "in a config": (lambda i: KINDS["frozen config"]().__class__(act=lambda x: x), "was another function object"),
 }
 
 

@@ -253,7 +253,8 @@ def in_place(ours: Any, scenario: Scenario) -> str:
     try:
         scenario.call(ours, count_up, counter)
     except ValueError as error:
-        if any(words in str(error) for words in ("does not support `in_place=True`", "writes nothing back")):
+        refusals = "does not support `in_place=True`", "writes nothing back", "has none of its caller's objects"
+        if any(words in str(error) for words in refusals):
             return "refused"
         raise
     return NONE if not called else YES if np.all(np.asarray(counter.count) > 0) else NO
