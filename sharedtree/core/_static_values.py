@@ -192,9 +192,8 @@ def distinguishing_text(value: Any, counterpart: Any) -> str:
     """Returns the text of a value for a message about two different values.
 
     That is the text of `shown`. If it is the same for two values of one class, it is that of the first part in which
-    they differ.
-    (The parts of a dict are its pairs of key and value.) For two sequences of different lengths the length follows:
-    "[1, 1, 1, 1, 1, 1, ...], 9 of them".
+    they differ. (The parts of a dict are its pairs of key and value.) For two sequences of different lengths the length
+    follows: "[1, 1, 1, 1, 1, 1, ...], 9 of them".
 
     Args:
         value: The value to show.

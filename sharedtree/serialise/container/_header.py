@@ -241,6 +241,7 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
         # A file of ours that was damaged in its fixed beginning looks foreign. It must not be loaded as such, without a
         # check of its digests.
         if foreign and not _KEYS_OF_DIGESTS.isdisjoint(metadata):
+            # So that the handler below gives the advice for a file of ours.
             foreign = False
             raise UnsoundError(
                 "its metadata has digests of a sharedtree file, and its header does not begin as sharedtree writes it. "

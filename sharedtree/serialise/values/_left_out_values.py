@@ -147,8 +147,8 @@ def left_out_atoms(manifest: Manifest) -> list[Key]:
     """Returns the atoms in the places of left-out values, in the order of the nodes.
 
     Args:
-        manifest: a whole manifest, or the manifest of a part of the tree. A part has
-            all atoms of the whole in its table. Only those that its own nodes refer to are returned.
+        manifest: a whole manifest, or the manifest of a part of the tree. A part has all atoms of the whole in its
+            table. Only those that its own nodes refer to are returned.
     """
     if not any(atom[0] == LEFT_OUT for atom in manifest.atoms):
         return []
